@@ -1,0 +1,1 @@
+"""Parity test framework: N sessions in one pool give the same bytes as each session alone."""

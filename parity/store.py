@@ -1,0 +1,56 @@
+"""Where samebytes keeps what it can make again, and how it writes a file: whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from parity.errors import UsageError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def cache_dir(*parts: str) -> Path:
+    """A directory below the cache root, created on demand.
+
+    The root is ``SAMEBYTES_CACHE``, else ``$XDG_CACHE_HOME/samebytes``, else ``~/.cache/samebytes``.
+    """
+    root = os.environ.get("SAMEBYTES_CACHE")
+    if root is None:
+        root = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "samebytes")
+    path = Path(root, *parts)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError("cache directory cannot be created", where=str(path), why=str(error.strerror),
+                         todo="point SAMEBYTES_CACHE at a writable directory") from error
+    return path
+
+
+def save_bytes(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` atomically: readers see the old file or the new one, never a part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def save_text(path: Path, text: str) -> None:
+    """``save_bytes`` of UTF-8 text."""
+    save_bytes(path, text.encode())
+
+
+def file_sha256(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's content, read in 1 MiB blocks."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
