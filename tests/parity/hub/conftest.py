@@ -1,0 +1,49 @@
+"""A Hub on loopback with one repository, and a guard against every other host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants, set_client_factory
+from huggingface_hub.utils import httpx
+from huggingface_hub.utils._http import default_client_factory
+
+from parity.models.hub import HubSettings
+from tests.parity.hub.desk import FILE, FIRST, REPO, Desk, weights
+from tests.parity.hub.server import HubServer, Repository
+
+@pytest.fixture(autouse=True)
+def loopback_only(monkeypatch: pytest.MonkeyPatch):
+    """Any request of huggingface_hub to another machine is an error, not a wait."""
+
+    def refuse(request: httpx.Request) -> None:
+        assert request.url.host == "127.0.0.1", f"a test asked for {request.url}"
+
+    def client() -> httpx.Client:
+        made = default_client_factory()
+        made.event_hooks = {**made.event_hooks, "request": [refuse, *made.event_hooks["request"]]}
+        return made
+
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    set_client_factory(client)
+    yield
+    set_client_factory(default_client_factory)
+
+
+@pytest.fixture
+def body() -> bytes:
+    return weights(1)
+
+
+@pytest.fixture
+def hub(body: bytes):
+    with HubServer({REPO: Repository(commits={FIRST: {FILE: body, "README.md": b"hello"}},
+                                     small=frozenset({"README.md"}))}) as server:
+        yield server
+
+
+@pytest.fixture
+def desk(hub: HubServer, tmp_path: Path) -> Desk:
+    return Desk(hub=hub, settings=HubSettings(endpoint=hub.endpoint, cache=tmp_path / "cache"))

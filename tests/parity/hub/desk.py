@@ -1,0 +1,54 @@
+"""A Hub, a cache and a clock that only counts, ready for a test."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass, field
+
+from parity.models.hub import Fetched, HubFile, HubSettings, fetch_file
+from parity.models.transfer import RetryPolicy
+from tests.parity.hub.server import HubServer
+
+REPO, FILE = "maker/tiny-gguf", "tiny-q8_0.gguf"
+FIRST, SECOND = "1" * 40, "2" * 40
+
+
+def weights(seed: int, size_bytes: int = 300_000) -> bytes:
+    """Bytes that no compression and no accident can make equal to others."""
+    return b"GGUF" + random.Random(seed).randbytes(size_bytes - 4)
+
+
+def pinned(body: bytes, *, revision: str = FIRST, file: str = FILE, repo: str = REPO) -> HubFile:
+    return HubFile(repo=repo, file=file, revision=revision, sha256=hashlib.sha256(body).hexdigest(),
+                   size_bytes=len(body))
+
+
+@dataclass
+class VirtualClock:
+    """Stands in for time.sleep: waits are counted, never waited."""
+
+    slept_s: list[float] = field(default_factory=list)
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+
+
+@dataclass
+class Desk:
+    """A server, a cache and what was said; ``fetch`` is ``fetch_file`` with these."""
+
+    hub: HubServer
+    settings: HubSettings
+    clock: VirtualClock = field(default_factory=VirtualClock)
+    said: list[str] = field(default_factory=list)
+    progress: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def policy(self) -> RetryPolicy:
+        return RetryPolicy(sleep=self.clock.sleep)
+
+    def fetch(self, target: HubFile, **options: object) -> Fetched:
+        return fetch_file(target, settings=options.pop("settings", self.settings), policy=self.policy,
+                          report=lambda done, total: self.progress.append((done, total)), say=self.said.append,
+                          **options)
