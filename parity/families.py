@@ -1,0 +1,219 @@
+"""``manifests/<family>.yaml`` as records: what a family is, which model rows it has, what its suites must hit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from parity.errors import UsageError
+from parity.schemas import load_checked_yaml
+from parity.store import REPOSITORY
+
+
+class KvClass(StrEnum):
+    """How a family keeps its past."""
+
+    DENSE = "dense"
+    MLA = "mla"
+    SLIDING_WINDOW = "sliding_window"
+    MAMBA_HYBRID = "mamba_hybrid"
+    DELTANET_HYBRID = "deltanet_hybrid"
+
+
+class Component(StrEnum):
+    """One kind of memory that a session needs."""
+
+    ATTENTION_CELLS = "attention_cells"
+    WINDOW_CELLS = "window_cells"
+    RECURRENT_SLOTS = "recurrent_slots"
+
+
+class Sharing(StrEnum):
+    """What a new session may take over from a resident prefix."""
+
+    POSITIONAL = "positional"  # any number of leading cells
+    BOTH_CACHES = "both_caches"  # cells that the full and the window cache both hold
+    WHOLE_STATE = "whole_state"  # everything, exactly at the donor's last token
+
+
+class RowSource(StrEnum):
+    """Where a row's file comes from."""
+
+    GENERATED = "generated"
+    HUB = "hub"
+    PACKAGE = "package"
+
+
+class Mark(StrEnum):
+    """Something that a suite must have exercised at least once."""
+
+    MIXED_STEP = "mixed_step"
+    CHUNKED = "chunked"
+    SHARED = "shared"
+    PREEMPTED = "preempted"
+    RESUMED = "resumed"
+    CANCELLED = "cancelled"
+    ID_REUSED = "id_reused"
+    POOL_FULL = "pool_full"
+
+
+HYBRID_CLASSES = frozenset({KvClass.MAMBA_HYBRID, KvClass.DELTANET_HYBRID})
+COMPONENTS_OF_CLASS = MappingProxyType({
+    KvClass.DENSE: (Component.ATTENTION_CELLS,),
+    KvClass.MLA: (Component.ATTENTION_CELLS,),
+    KvClass.SLIDING_WINDOW: (Component.ATTENTION_CELLS, Component.WINDOW_CELLS),
+    KvClass.MAMBA_HYBRID: (Component.ATTENTION_CELLS, Component.RECURRENT_SLOTS),
+    KvClass.DELTANET_HYBRID: (Component.ATTENTION_CELLS, Component.RECURRENT_SLOTS),
+})
+SHARING_OF_CLASS = MappingProxyType({
+    KvClass.DENSE: Sharing.POSITIONAL,
+    KvClass.MLA: Sharing.POSITIONAL,
+    KvClass.SLIDING_WINDOW: Sharing.BOTH_CACHES,
+    KvClass.MAMBA_HYBRID: Sharing.WHOLE_STATE,
+    KvClass.DELTANET_HYBRID: Sharing.WHOLE_STATE,
+})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow:
+    """One model of a family. Fields that its source doesn't have are None.
+
+    ``generated``: ``width`` and, where they differ from the tiny models', ``n_head``, ``n_head_kv``, ``ffn_dim``.
+    ``hub``: ``repo``, ``file``, ``revision``. ``package``: ``package``, ``version``, ``file`` (inside the package).
+    """
+
+    name: str
+    source: RowSource
+    n_layer: int
+    quantisation: str
+    sha256: str | None = None
+    size_bytes: int | None = None
+    licence: str | None = None
+    repo: str | None = None
+    file: str | None = None
+    revision: str | None = None
+    package: str | None = None
+    version: str | None = None
+    width: int | None = None
+    n_head: int | None = None
+    n_head_kv: int | None = None
+    ffn_dim: int | None = None
+
+    @property
+    def locked(self) -> bool:
+        """Is the file's content pinned? A Hub row also needs its revision and size."""
+        pins = (self.sha256, self.size_bytes, *((self.revision,) if self.source is RowSource.HUB else ()))
+        return None not in pins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """The llama.cpp context that a family's suites use unless a case says otherwise."""
+
+    n_ctx: int
+    n_seq_max: int
+    n_ubatch: int
+    kv_type: str  # "f16" or "f32"
+    swa_full: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A KV class and its models."""
+
+    name: str
+    architecture: str
+    kv_class: KvClass
+    components: tuple[Component, ...]
+    sharing: Sharing
+    rows: Mapping[str, ModelRow]
+    engine: EngineSettings
+    marks: tuple[Mark, ...]
+    path: Path
+
+    @property
+    def marker(self) -> str:
+        """The pytest marker of the family's tests."""
+        return f"family_{self.name}"
+
+    @property
+    def is_hybrid(self) -> bool:
+        """Does a session keep a recurrent state?"""
+        return self.kv_class in HYBRID_CLASSES
+
+    @property
+    def needs_shadow(self) -> bool:
+        """Must every token be decoded under two sequence ids? So that no window cell has a single owner and is re-used."""
+        return self.kv_class is KvClass.SLIDING_WINDOW
+
+    def row(self, name: str) -> ModelRow:
+        """The row ``name``; ``UsageError`` if the manifest has none."""
+        if name not in self.rows:
+            raise UsageError(f"family {self.name} has no model row {name!r}", where=str(self.path),
+                             why=f"its rows are {', '.join(self.rows)}")
+        return self.rows[name]
+
+
+def manifests_dir() -> Path:
+    """The project's own manifests."""
+    return REPOSITORY / "manifests"
+
+
+def load_family(name: str, directory: Path | None = None) -> Family:
+    """One family by name; ``UsageError`` if it is unknown or its manifest isn't valid."""
+    path = (directory or manifests_dir()) / f"{name}.yaml"
+    if name not in family_names(directory):
+        raise UsageError(f"unknown family {name!r}", why=f"families are {', '.join(family_names(directory))}",
+                         todo=f"add {path} to make it one")
+    content = load_checked_yaml(path, schema="manifest")
+    return _family(content, path)
+
+
+def load_families(directory: Path | None = None) -> dict[str, Family]:
+    """All families of ``directory`` (the project's manifests if None), by name, in a fixed order."""
+    return {name: load_family(name, directory) for name in family_names(directory)}
+
+
+def family_names(directory: Path | None = None) -> list[str]:
+    """Names of the manifests in ``directory``, simplest memory first; families that the project doesn't know come last."""
+    folder = directory or manifests_dir()
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    if not names:
+        raise UsageError("no manifest found", where=str(folder), todo="run in a checkout of the project")
+    order = ["llama", "deepseek2", "gemma2", "falcon_h1", "qwen3next"]
+    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+def _family(content: dict[str, Any], path: Path) -> Family:
+    rows = {name: ModelRow(name=name, source=RowSource(row["source"]), **{k: v for k, v in row.items() if k != "source"})
+            for name, row in content["rows"].items()}
+    family = Family(
+        name=content["family"], architecture=content["architecture"], kv_class=KvClass(content["kv_class"]),
+        components=tuple(Component(name) for name in content["components"]), sharing=Sharing(content["sharing"]),
+        rows=MappingProxyType(rows), engine=EngineSettings(**content["engine"]),
+        marks=tuple(Mark(name) for name in content["marks"]), path=path,
+    )
+    _check_consistent(family)
+    return family
+
+
+def _check_consistent(family: Family) -> None:
+    """What a schema can't say: fields that must agree with each other."""
+    def fault(key: str, why: str) -> UsageError:
+        return UsageError("manifest is not valid", where=f"{family.path} at {key}", why=why)
+
+    if family.name != family.path.stem:
+        raise fault("family", f"{family.name!r} is not the file's name {family.path.stem!r}")
+    if family.components != COMPONENTS_OF_CLASS[family.kv_class]:
+        raise fault("components", f"kv_class {family.kv_class} has {', '.join(COMPONENTS_OF_CLASS[family.kv_class])}")
+    if family.sharing is not SHARING_OF_CLASS[family.kv_class]:
+        raise fault("sharing", f"kv_class {family.kv_class} shares {SHARING_OF_CLASS[family.kv_class]}")
+    if family.needs_shadow and not family.engine.swa_full:
+        raise fault("engine.swa_full", "a window cache that drops cells can't be exact in one pool; it must be true")
+    for row in family.rows.values():
+        if len({pin is None for pin in (row.revision, row.sha256, row.size_bytes)}) > 1 and row.source is RowSource.HUB:
+            raise fault(f"rows.{row.name}", "revision, sha256 and size_bytes are set together or not at all")

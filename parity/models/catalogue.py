@@ -1,0 +1,163 @@
+"""From a model's name to a verified file: generated on demand, quantised on demand, found in a package or the Hub cache."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from dataclasses import dataclass
+from pathlib import Path
+
+import huggingface_hub
+from filelock import FileLock
+
+from parity.errors import UsageError
+from parity.families import Family, ModelRow, RowSource, load_families
+from parity.models.builder import ModelSize, replaced_file
+from parity.models.digests import verified_sha256
+from parity.models.header import read_header
+from parity.models.quantise import FILE_TYPES, quantised_file
+from parity.store import cache_dir
+
+ROW_ALIASES = {"f32_256": "wide"}
+QUANTISED_FROM = "wide"
+MID_FROM = "mid"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFile:
+    """A model that is on disk and whose content was verified."""
+
+    path: Path
+    sha256: str
+    family: str
+    row: str
+
+
+def resolve_model(spec: str) -> ModelFile:
+    """The file that ``spec`` names, made if it can be made here; ``UsageError`` if not.
+
+    ``llama`` (the tiny row), ``llama:<row>`` (``tiny``, ``wide`` or ``f32_256``, ``real``, ...), ``llama:q8_0``, ``llama:q4_0``,
+    ``llama:q4_k_m`` (the 256-wide row quantised by llama.cpp), ``mid:q8_0`` (the 150M model), ``smollm2-135m``, or a path.
+    """
+    if spec.endswith(".gguf") or "/" in spec:
+        return _any_file(Path(spec))
+    families = load_families()
+    head, _, tail = spec.partition(":")
+    if head in families:
+        return _of_family(families[head], tail or "tiny")
+    if head == MID_FROM:
+        return _variant(families["llama"], MID_FROM, tail or "q8_0")
+    for family in families.values():
+        if spec in family.rows and spec not in ("tiny", "real"):
+            return _row_file(family, family.rows[spec])
+    raise UsageError(f"unknown model {spec!r}", why=f"families are {', '.join(families)}",
+                     todo="name a family, family:row or the path of a .gguf file; `parity models` lists them")
+
+
+def _of_family(family: Family, row: str) -> ModelFile:
+    if row in FILE_TYPES:
+        return _variant(family, QUANTISED_FROM, row)
+    return _row_file(family, family.row(ROW_ALIASES.get(row, row)))
+
+
+def _variant(family: Family, source_row: str, file_type: str) -> ModelFile:
+    """A generated row quantised to ``file_type`` (``f32``: the row itself)."""
+    source = family.row(source_row)
+    if file_type == "f32":
+        return _row_file(family, source)
+    if file_type not in FILE_TYPES:
+        raise UsageError(f"unknown quantisation {file_type!r}", why=f"made here are f32, {', '.join(FILE_TYPES)}")
+    path, digest = quantised_file(source_sha256=source.sha256, stem=f"{family.name}-{source_row}", file_type=file_type,
+                                  make_source=lambda: _generated_file(family, source))
+    row = file_type if source_row == QUANTISED_FROM else f"{source_row}-{file_type}"
+    return ModelFile(path=path, sha256=digest, family=family.name, row=row)
+
+
+def _row_file(family: Family, row: ModelRow) -> ModelFile:
+    if row.source is RowSource.GENERATED:
+        path = _generated_file(family, row)
+    elif row.source is RowSource.PACKAGE:
+        path = _package_file(row)
+    else:
+        path = _hub_file(family, row)
+    return ModelFile(path=path, sha256=row.sha256, family=family.name, row=row.name)
+
+
+def generated_path(family: Family, row: ModelRow) -> Path:
+    """Where a generated row's file is kept. The digest is in the name: a new pin never meets an old file."""
+    return cache_dir("models") / f"{family.name}-{row.name}-{row.sha256[:12]}.gguf"
+
+
+def build_row(family: Family, row: ModelRow, target: Path) -> None:
+    """Write a generated row's model to ``target`` (atomic), whatever its digest."""
+    from parity.models.tiny import BUILDERS
+
+    if family.name not in BUILDERS:
+        raise UsageError(f"family {family.name} has no model writer", where=str(family.path),
+                         why=f"row {row.name} says source: generated", todo="add one to parity/models/tiny")
+    chosen = {key: getattr(row, key) for key in ("n_head", "n_head_kv", "ffn_dim") if getattr(row, key) is not None}
+    BUILDERS[family.name](ModelSize(width=row.width, n_layer=row.n_layer, **chosen)).save(target)
+
+
+def _generated_file(family: Family, row: ModelRow) -> Path:
+    path = generated_path(family, row)
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            with replaced_file(path) as target:
+                build_row(family, row, target)
+                _check_digest(target, row, family, made=True)
+        _check_digest(path, row, family, made=False)
+    return path
+
+
+def _check_digest(path: Path, row: ModelRow, family: Family, *, made: bool) -> None:
+    found = verified_sha256(path)
+    if found != row.sha256:
+        todo = ("the model writer and the manifest disagree: change the pin only on purpose" if made
+                else f"remove {path}, it will be made again")
+        raise UsageError(f"model {family.name}:{row.name} has the wrong digest", where=str(family.path if made else path),
+                         why=f"SHA-256 is {found}, pinned is {row.sha256}", todo=todo)
+
+
+def _package_file(row: ModelRow) -> Path:
+    """The row's file inside its installed package. Nothing is installed here: that is asked for by a command."""
+    todo = "run `parity fetch --confirm`"
+    try:
+        path = Path(importlib.metadata.distribution(row.package).locate_file(row.file))
+    except importlib.metadata.PackageNotFoundError:
+        raise UsageError(f"model {row.name} is not here", why=f"package {row.package} is not installed", todo=todo) from None
+    if not path.exists():
+        raise UsageError(f"model {row.name} is not here", why=f"package {row.package} has no {row.file}", todo=todo)
+    return _checked_download(path, row, todo=todo)
+
+
+def _hub_file(family: Family, row: ModelRow) -> Path:
+    """The row's file in the Hub's cache. Nothing is downloaded here: that is asked for by a command."""
+    name = f"model {family.name}:{row.name}"
+    if not row.locked:
+        raise UsageError(f"{name} is unlocked", where=str(family.path), why="its revision and digest were never looked up",
+                         todo=f"run `parity lock --family {family.name}` and `parity fetch --family {family.name}`")
+    todo = f"run `parity fetch --family {family.name}`"
+    found = huggingface_hub.try_to_load_from_cache(row.repo, row.file, revision=row.revision)
+    if not isinstance(found, str):
+        raise UsageError(f"{name} is not here", why=f"{row.repo}/{row.file} is not in the Hub's cache", todo=todo)
+    return _checked_download(Path(found), row, todo=todo)
+
+
+def _checked_download(path: Path, row: ModelRow, *, todo: str) -> Path:
+    found = verified_sha256(path)
+    if found != row.sha256:
+        raise UsageError(f"model {row.name} has the wrong digest", where=str(path),
+                         why=f"SHA-256 is {found}, pinned is {row.sha256}", todo=todo)
+    return path
+
+
+def _any_file(path: Path) -> ModelFile:
+    if not path.is_file():
+        raise UsageError("model not found", where=str(path), why="no such file")
+    architecture = read_header(path).architecture
+    owner = next((family for family in load_families().values() if family.architecture == architecture), None)
+    if owner is None:
+        known = ", ".join(family.architecture for family in load_families().values())
+        raise UsageError(f"architecture {architecture!r} belongs to no family", where=str(path), why=f"known are {known}",
+                         todo="add a manifest for it")
+    return ModelFile(path=path, sha256=verified_sha256(path), family=owner.name, row=path.stem)
