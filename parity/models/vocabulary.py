@@ -20,15 +20,14 @@ def printable_bytes() -> list[str]:
 def add_byte_vocabulary(writer: GGUFWriter) -> None:
     """Write a byte-level BPE vocabulary of 256 bytes and 8 control tokens into ``writer``'s metadata.
 
-    llama.cpp wants a non-empty list of merges: the one given makes a piece that isn't in the vocabulary (two NUL bytes), which
-    llama.cpp splits into its bytes again. So every token is one byte.
+    GGUF has no empty arrays, so there is one merge; it can't apply, because its halves are longer than any symbol that a text is
+    split into. So every token is one byte.
     """
-    pieces = printable_bytes()
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*pieces, *CONTROL_TOKENS])
+    writer.add_token_list([*printable_bytes(), *CONTROL_TOKENS])
     writer.add_token_types([TokenType.NORMAL] * 256 + [TokenType.CONTROL] * len(CONTROL_TOKENS))
-    writer.add_token_merges([f"{pieces[0]} {pieces[0]}"])
+    writer.add_token_merges(["<s> </s>"])
     writer.add_bos_token_id(BOS)
     writer.add_eos_token_id(EOS)
     writer.add_pad_token_id(PAD)
