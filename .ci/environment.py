@@ -1,4 +1,7 @@
-"""``make setup``: the virtual environment ``.venv`` with every locked package, checked by hash. Runs again in no time."""
+"""``make setup``: the virtual environment ``.venv`` with every locked package, checked by hash.
+
+Run again it does only what is missing, so every other target of the Makefile starts with it.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,10 @@ def check_venv_possible() -> None:
     """Raises ``UsageError`` where this Python cannot make a virtual environment with pip in it."""
     if importlib.util.find_spec("venv") is None or importlib.util.find_spec("ensurepip") is None:
         raise UsageError(
-            "no virtual environment can be created", where=sys.executable,
+            "no virtual environment can be created",
+            where=sys.executable,
             why="its modules venv and ensurepip are not installed",
-            todo="install them (Debian: apt-get install python3-venv) or run: make setup PYTHON=/path/to/python3.11",
+            todo="install them (Debian: apt-get install python3-venv), then: make setup",
         )
 
 
@@ -71,26 +75,46 @@ def install(venv: Path, *arguments: str, title: str, total: int) -> None:
     """``pip install`` into ``venv``; the output goes to a log in it."""
     run_logged(
         [str(venv / "bin/python"), "-m", "pip", "--disable-pip-version-check", "install", *arguments],
-        title=title, log=venv / "samebytes-setup.log", step=r"^(Collecting |Processing |Obtaining )", total=total,
+        title=title,
+        log=venv / "samebytes-setup.log",
+        step=r"^(Collecting |Processing |Obtaining )",
+        total=total,
     )
 
 
 def install_locked(venv: Path) -> None:
     """Install every locked package except llama-cpp-python."""
     total = len(re.findall(r"^[A-Za-z0-9]", LOCK.read_text(), re.MULTILINE))
-    install(venv, "--require-hashes", "--only-binary", ":all:", "-r", str(LOCK),
-            title="installing the locked packages", total=total)
+    install(
+        venv,
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
+        "-r",
+        str(LOCK),
+        title="installing the locked packages",
+        total=total,
+    )
 
 
 def install_wheel(venv: Path, recipe: Recipe, compilers: tuple[str, str]) -> None:
     """Install llama-cpp-python from the cache, where it is built first if it is missing."""
     wheel = llama_wheel.take_wheel(
-        cache_dir("wheels"), recipe=recipe,
+        cache_dir("wheels"),
+        recipe=recipe,
         build=lambda folder: llama_wheel.build_wheel(
-            folder, recipe=recipe, compilers=compilers, lock_file=LLAMA_LOCK, tools_file=BUILD_LOCK),
+            folder, recipe=recipe, compilers=compilers, lock_file=LLAMA_LOCK, tools_file=BUILD_LOCK
+        ),
     )
-    install(venv, "--no-deps", "--no-index", "--force-reinstall", str(wheel),
-            title=f"installing {wheel.name}", total=1)
+    install(
+        venv,
+        "--no-deps",
+        "--no-index",
+        "--force-reinstall",
+        str(wheel),
+        title=f"installing {wheel.name}",
+        total=1,
+    )
 
 
 def set_up(venv: Path) -> None:
@@ -109,21 +133,32 @@ def set_up(venv: Path) -> None:
         return
     check_venv_possible()
     create_venv(venv)
+    stamp = load_stamp(venv)  # again: an unusable environment was made anew, without its stamp
     (venv / STAMP).unlink(missing_ok=True)
     if stamp.get("inputs") != inputs:
         install_locked(venv)
-    if stamp.get("wheel") != recipe.key or stamp.get("inputs") != inputs:
+    if stamp.get("wheel") != recipe.key:
         install_wheel(venv, recipe, compilers)
-    install(venv, "--no-deps", "--no-index", "--no-build-isolation", "--editable", str(REPOSITORY),
-            title="installing samebytes itself", total=1)
+    install(
+        venv,
+        "--no-deps",
+        "--no-index",
+        "--no-build-isolation",
+        "--editable",
+        str(REPOSITORY),
+        title="installing samebytes itself",
+        total=1,
+    )
     save_text(venv / STAMP, json.dumps(current, indent=1) + "\n")
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code of ``make setup``: 0 ready, 64 the machine lacks something, 70 an installation or the build failed."""
+    """Exit code of ``make setup``: 0 ready, 64 the machine lacks something, 70 download or build failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--venv", type=Path, default=REPOSITORY / ".venv")
-    parser.add_argument("--print-wheel-key", action="store_true", help="print the cache key of the wheel and stop")
+    parser.add_argument(
+        "--print-wheel-key", action="store_true", help="print the cache key of the wheel and stop"
+    )
     options = parser.parse_args(arguments)
     try:
         if options.print_wheel_key:
@@ -135,8 +170,12 @@ def main(arguments: list[str]) -> int:
         print(f"samebytes: {error.line}", file=sys.stderr)
         return ExitCode.USAGE
     except (CommandFailed, subprocess.CalledProcessError) as error:
-        print(*getattr(error, "tail", []), f"samebytes: set-up failed: {error}; the lines above say why",
-              sep=os.linesep, file=sys.stderr)
+        print(
+            *getattr(error, "tail", []),
+            f"samebytes: set-up failed: {error}; the lines above say why",
+            sep=os.linesep,
+            file=sys.stderr,
+        )
         return ExitCode.INTERNAL
     except KeyboardInterrupt:
         print("samebytes: set-up interrupted; run it again to go on", file=sys.stderr)

@@ -1,8 +1,9 @@
 """Builds llama-cpp-python's wheel from its locked source once per machine, and keeps it.
 
-The wheel is compiled for this machine's processor (``-march=native``) and without llamafile's SGEMM, which rounds one-row
-and many-row products differently, so a wheel made elsewhere or by default is not the same engine. The cache key covers
-everything that decides the bytes of the library: the lock entry, the flags, the processor, the Python ABI, the compilers.
+The wheel is compiled for this machine's processor (``-march=native``) and without llamafile's SGEMM, which
+rounds one-row and many-row products differently, so a wheel made elsewhere or by default is not the same
+engine. The cache key covers everything that decides the bytes of the library: lock entry, flags, processor,
+Python ABI, compilers.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ CMAKE_FLAGS = "-DGGML_LLAMAFILE=OFF -DLLAVA_BUILD=OFF"
 UNFINISHED = ".building-"
 RECEIPT = "build.json"
 # Variables that would change the library behind the key's back.
-DROPPED_VARIABLES = re.compile(r"^(CFLAGS|CXXFLAGS|CPPFLAGS|LDFLAGS|CMAKE_(?!BUILD_PARALLEL_LEVEL).*|SKBUILD_.*)$")
+DROPPED_VARIABLES = re.compile(
+    r"^(CFLAGS|CXXFLAGS|CPPFLAGS|LDFLAGS|CMAKE_(?!BUILD_PARALLEL_LEVEL).*|SKBUILD_.*)$"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +57,16 @@ class Recipe:
 
 
 def find_compiler(variable: str, candidates: tuple[str, ...], language: str) -> str:
-    """Absolute path of the compiler that ``variable`` or else the search path names; raises ``UsageError``."""
+    """Absolute path of the compiler that ``variable``, else the search path, names. Raises ``UsageError``."""
     named = os.environ.get(variable)
     for candidate in (named,) if named else candidates:
         if path := shutil.which(candidate):
             return path
     raise UsageError(
-        f"no {language} compiler", where=variable if named else "PATH",
+        f"no {language} compiler",
+        where=variable if named else "PATH",
         why=f"{named} is not a command" if named else f"none of {', '.join(candidates)} is a command",
-        todo="install gcc and g++ (Debian: apt-get install build-essential) or set CC and CXX, then: make setup",
+        todo="install one (Debian: apt-get install build-essential) or set CC and CXX, then: make setup",
     )
 
 
@@ -82,14 +86,20 @@ def describe_cpu() -> str:
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
     fields = [line.partition(":") for line in first.splitlines()]
-    facts = [f"{name.strip()}={' '.join(sorted(value.split()))}" for name, _, value in fields if name.strip() in wanted]
+    facts = [
+        f"{name.strip()}={' '.join(sorted(value.split()))}"
+        for name, _, value in fields
+        if name.strip() in wanted
+    ]
     return "; ".join([platform.machine(), *facts])
 
 
 def plan_recipe(lock_file: Path, compilers: tuple[str, str]) -> Recipe:
     """The recipe for this machine and the lock entry in ``lock_file``."""
     versions = [
-        subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.partition("\n")[0]
+        subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.partition(
+            "\n"
+        )[0]
         for path in compilers
     ]
     entry = [line.strip() for line in lock_file.read_text().splitlines() if not line.strip().startswith("#")]
@@ -107,12 +117,16 @@ def build_environment(recipe: Recipe, compilers: tuple[str, str], programs: Path
     """Environment of the build: the recipe's flags, its compilers, and cmake and ninja from ``programs``."""
     kept = {name: value for name, value in os.environ.items() if not DROPPED_VARIABLES.match(name)}
     return kept | {
-        "CMAKE_ARGS": recipe.cmake_flags, "CC": compilers[0], "CXX": compilers[1],
+        "CMAKE_ARGS": recipe.cmake_flags,
+        "CC": compilers[0],
+        "CXX": compilers[1],
         "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
     }
 
 
-def build_wheel(folder: Path, *, recipe: Recipe, compilers: tuple[str, str], lock_file: Path, tools_file: Path) -> Path:
+def build_wheel(
+    folder: Path, *, recipe: Recipe, compilers: tuple[str, str], lock_file: Path, tools_file: Path
+) -> Path:
     """Compile the wheel in ``folder`` with locked tools; returns its path. Raises ``CommandFailed``."""
     tools, log = folder / "tools", folder / "build.log"
     subprocess.run([sys.executable, "-m", "venv", str(tools)], check=True, stdin=subprocess.DEVNULL)
@@ -120,13 +134,31 @@ def build_wheel(folder: Path, *, recipe: Recipe, compilers: tuple[str, str], loc
     count = len(re.findall(r"^[A-Za-z0-9]", tools_file.read_text(), re.MULTILINE))
     run_logged(
         [python, *pip, "install", "--require-hashes", "--only-binary", ":all:", "-r", str(tools_file)],
-        title="installing cmake, ninja and the build backend", log=log, step=r"^Collecting ", total=count,
+        title="installing cmake, ninja and the build backend",
+        log=log,
+        step=r"^Collecting ",
+        total=count,
     )
     # No pip cache: it would hand out a wheel that was built with other flags or on another processor.
     run_logged(
-        [python, *pip, "wheel", "--verbose", "--no-cache-dir", "--no-deps", "--no-build-isolation", "--require-hashes",
-         "--no-binary", "llama-cpp-python", "--wheel-dir", str(folder / "out"), "-r", str(lock_file)],
-        title="building llama.cpp, once for this machine (5 to 10 minutes on 2 cores)", log=log,
+        [
+            python,
+            *pip,
+            "wheel",
+            "--verbose",
+            "--no-cache-dir",
+            "--no-deps",
+            "--no-build-isolation",
+            "--require-hashes",
+            "--no-binary",
+            "llama-cpp-python",
+            "--wheel-dir",
+            str(folder / "out"),
+            "-r",
+            str(lock_file),
+        ],
+        title="building llama.cpp, once for this machine (5 to 10 minutes on 2 cores)",
+        log=log,
         step=r"^\s*\[(?P<done>\d+)/(?P<total>\d+)\]",
         environment=build_environment(recipe, compilers, tools / "bin"),
     )
@@ -155,8 +187,8 @@ def hold_lock(path: Path) -> Iterator[None]:
 def take_wheel(wheels: Path, *, recipe: Recipe, build: Callable[[Path], Path]) -> Path:
     """The cached wheel of ``recipe``, built first where it is missing or damaged.
 
-    ``build`` gets an empty folder and returns the path of the wheel that it left there. An entry appears in ``wheels`` in
-    one rename, complete, or not at all.
+    ``build`` gets an empty folder and returns the path of the wheel that it left there. An entry appears in
+    ``wheels`` in one rename, complete, or not at all.
     """
     entry = wheels / recipe.key
     with hold_lock(wheels / f".lock-{recipe.key}"):
@@ -171,8 +203,12 @@ def take_wheel(wheels: Path, *, recipe: Recipe, build: Callable[[Path], Path]) -
             finished = workshop / "entry"
             finished.mkdir()
             wheel = Path(shutil.move(str(built), str(finished / built.name)))
-            receipt = {"wheel": wheel.name, "sha256": file_sha256(wheel), "recipe": asdict(recipe),
-                       "build_seconds": round(time.monotonic() - start_s, 1)}
+            receipt = {
+                "wheel": wheel.name,
+                "sha256": file_sha256(wheel),
+                "recipe": asdict(recipe),
+                "build_seconds": round(time.monotonic() - start_s, 1),
+            }
             save_text(finished / RECEIPT, json.dumps(receipt, indent=1) + "\n")
             os.rename(finished, entry)
         finally:

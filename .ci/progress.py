@@ -21,7 +21,7 @@ class CommandFailed(Exception):
 
 
 class Progress:
-    """Prints ``title: done/total, elapsed``: in place on a terminal, else one line for every tenth of the work."""
+    """Prints ``title: done/total, elapsed``: in place on a terminal, else a line per tenth of the work."""
 
     def __init__(self, title: str) -> None:
         self._title = title
@@ -53,26 +53,39 @@ class Progress:
 
 
 def run_logged(
-    command: Sequence[str], *, title: str, log: Path, step: str, total: int = 0,
+    command: Sequence[str],
+    *,
+    title: str,
+    log: Path,
+    step: str,
+    total: int = 0,
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """Run ``command``, append its output to ``log`` and show progress.
 
-    ``step`` is a regular expression for lines that mean progress: with the groups ``done`` and ``total`` it carries the
-    counts itself, without them each matching line counts as one of ``total``.
+    ``step`` is a regular expression for lines that mean progress: with the groups ``done`` and ``total`` it
+    carries the counts itself, without them each matching line counts as one of ``total``.
     Raises ``CommandFailed`` when the command's exit status is not zero.
     """
     pattern, done, tail = re.compile(step), 0, []
     progress = Progress(title)
     log.parent.mkdir(parents=True, exist_ok=True)
-    with open(log, "a", encoding="utf-8") as file, subprocess.Popen(
-        list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=environment, text=True, errors="replace",
-    ) as process:
+    with (
+        open(log, "a", encoding="utf-8") as file,
+        subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
         try:
             for line in process.stdout:
                 file.write(line)
-                tail = [*tail[1 - LINES_OF_LOG_SHOWN:], line.rstrip()]
+                tail = [*tail[1 - LINES_OF_LOG_SHOWN :], line.rstrip()]
                 if match := pattern.search(line):
                     counts = match.groupdict()
                     done = int(counts.get("done") or done + 1)

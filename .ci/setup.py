@@ -1,4 +1,4 @@
-"""Entry point of ``make setup``. Old Pythons must be able to parse this file, so that they can say that they are old."""
+"""Entry point of ``make setup``. Old Pythons must be able to parse this file: it says so."""
 
 import sys
 
@@ -10,7 +10,7 @@ def complaint(version, executable):
     if tuple(version[:2]) >= MINIMUM:
         return ""
     return (
-        "samebytes: Python %d.%d is too old in %s: 3.11 or newer is needed; "
+        "samebytes: Python %d.%d is too old in %s: 3.11 or newer is needed; "  # noqa: UP031
         "install one and run: make setup PYTHON=/path/to/python3.11" % (version[0], version[1], executable)
     )
 

@@ -1,0 +1,173 @@
+"""The repository keeps its own rules, and each rule is shown to catch a file that breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.tidy import layers, purity, shape
+from tests.tidy.source import Source, load_sources
+
+Rule = Callable[[list[Source]], Iterator[str]]
+
+# Written in pieces, so that this file does not hold what the rules look for.
+SLEEP = "".join(["sle", "ep"])
+HOST = ".".join(["pypi", "org"])
+HOME, WORK = (f"/{folder}" for folder in ("home", "work"))
+
+# Each rule with small files that break it: path, text.
+BAD_FILES: dict[Rule, list[tuple[str, str]]] = {
+    layers.check_dependency_direction: [
+        ("scheduler/loop.py", "import parity.records"),
+        ("parity/records.py", "from parity import runner"),
+        ("parity/records.py", "from .engines.llama import Engine"),
+        ("parity/engines/exact.py", "def f():\n    import parity.runner"),
+        ("parity/engines/exact.py", "from ..report import table"),
+        ("parity/runner.py", "from parity.cli import main"),
+        ("parity/store.py", "from parity.records import Case"),
+        ("parity/checkers/bits.py", "from parity.engines import protocol"),
+        ("parity/oracle.py", "from scheduler.loop import step"),
+    ],
+    layers.check_scheduler_needs_only_the_standard_library: [
+        ("scheduler/cells.py", "import numpy as np"),
+    ],
+    layers.check_llama_cpp_is_imported_in_one_file: [
+        ("parity/oracle.py", "import llama_cpp"),
+        ("tests/test_x.py", "from llama_cpp import llama_decode"),
+        ("parity/a.py", "importlib.import_module('llama_cpp')"),
+    ],
+    purity.check_decisions_read_no_clock_chance_or_environment: [
+        ("scheduler/loop.py", "import time"),
+        ("scheduler/loop.py", "from os import environ"),
+        ("scheduler/a.py", "from random import choice"),
+        ("scheduler/a.py", "random.shuffle(order)"),
+        ("scheduler/a.py", "random.Random()"),
+        ("scheduler/a.py", "key = hash(request_id)"),
+        ("parity/checkers/a.py", "np.random.normal()"),
+        ("parity/checkers/a.py", "path.read_text()"),
+    ],
+    purity.check_scheduler_never_iterates_a_set: [
+        ("scheduler/a.py", "for x in set(ids): pass"),
+        ("scheduler/a.py", "for x in {1, 2}: pass"),
+        ("scheduler/a.py", "y = [x for x in {i for i in ids}]"),
+        ("scheduler/a.py", "live = set()\nfor x in live: pass"),
+        ("scheduler/a.py", "class A:\n ids: set[int]\n def f(self): return list(self.ids)"),
+        ("scheduler/a.py", "def f(ids: frozenset[int]): return [*ids]"),
+        ("scheduler/a.py", "for x in set(a) - b: pass"),
+    ],
+    purity.check_nothing_loads_code_from_data: [
+        ("parity/families.py", "yaml.load(text)"),
+        ("parity/worker.py", "import pickle"),
+        ("parity/a.py", "np.load(path, allow_pickle=True)"),
+    ],
+    purity.check_tests_never_sleep_or_rerun: [
+        ("tests/test_a.py", f"import time\ntime.{SLEEP}(1)"),
+        ("tests/test_a.py", f"from time import {SLEEP}"),
+        ("tests/test_a.py", "@pytest.mark.flaky\ndef test(): pass"),
+    ],
+    purity.check_checkers_have_no_tolerance: [
+        ("parity/checkers/bits.py", "np.allclose(a, b)"),
+    ],
+    shape.check_files_are_short: [
+        ("parity/long.py", "x = 1\n" * 301),
+    ],
+    shape.check_functions_are_short: [
+        ("parity/long.py", "def f():\n" + "    x = 1\n" * 60),
+    ],
+    shape.check_lines_are_short: [
+        ("parity/wide.py", "#" * 111),
+    ],
+    shape.check_scheduler_is_small: [
+        ("scheduler/long.py", "x = 1\n" * 1200),
+    ],
+    shape.check_names_say_something: [
+        ("parity/utils.py", ""),
+        ("parity/cache_manager.py", ""),
+        ("parity/common/cells.py", ""),
+        ("parity/cells.py", "class CellManager: pass"),
+    ],
+    shape.check_no_place_of_one_machine_is_written_down: [
+        ("docs/a.md", f"see https://{HOST}/simple"),
+        ("a.txt", f"in {HOME}/someone/models"),
+        ("a.yaml", f"path: '{WORK}/main'"),
+    ],
+}
+
+# What the rules must leave alone.
+GOOD_FILES: dict[Rule, list[tuple[str, str]]] = {
+    layers.check_dependency_direction: [
+        ("parity/engines/exact.py", "from parity.records import Case\nimport scheduler.cells"),
+        ("parity/engines/exact.py", "from parity import store, errors"),
+        ("parity/commands/check.py", "from parity import runner, report"),
+    ],
+    layers.check_llama_cpp_is_imported_in_one_file: [
+        ("parity/engines/llama.py", "import llama_cpp"),
+    ],
+    purity.check_decisions_read_no_clock_chance_or_environment: [
+        ("scheduler/a.py", "import random\nrandom.Random(seed)"),
+    ],
+    purity.check_scheduler_never_iterates_a_set: [
+        ("scheduler/a.py", "live = set()\nfor x in sorted(live): pass\n1 in live"),
+    ],
+    shape.check_names_say_something: [
+        ("scheduler/longest_common_prefix.py", "class MemoryLedger: pass"),
+    ],
+    shape.check_no_place_of_one_machine_is_written_down: [
+        ("a.py", "x = 'path/work/a'; y = '~/home/x'"),
+    ],
+}
+
+RULES = list(BAD_FILES)
+
+
+def flatten(files: dict[Rule, list[tuple[str, str]]]) -> list[tuple[Rule, str, str]]:
+    """One row for each file: rule, path, text."""
+    return [(rule, path, text) for rule, rows in files.items() for path, text in rows]
+
+
+def name(value: object) -> str:
+    """Identifier of a parameter: the rule's name without its verb, or a file's path."""
+    return value.__name__.removeprefix("check_") if callable(value) else str(value)[:40].replace("\n", ";")
+
+
+@pytest.fixture(scope="module")
+def sources() -> list[Source]:
+    found = load_sources()
+    assert {"scheduler/__init__.py", "parity/cli.py", "tests/test_tidy.py"} <= {
+        source.path for source in found
+    }
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES, ids=name)
+def test_repository_obeys(rule: Rule, sources: list[Source]) -> None:
+    if complaints := list(rule(sources)):
+        pytest.fail("\n".join([rule.__doc__, *complaints]), pytrace=False)
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), flatten(BAD_FILES), ids=name)
+def test_rule_rejects_a_file_that_breaks_it(rule: Rule, path: str, text: str) -> None:
+    assert [
+        complaint for complaint in rule([Source(path, text)]) if complaint.startswith(path.partition("/")[0])
+    ]
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), flatten(GOOD_FILES), ids=name)
+def test_rule_accepts_a_file_that_keeps_it(rule: Rule, path: str, text: str) -> None:
+    assert list(rule([Source(path, text)])) == []
+
+
+def test_every_rule_is_in_the_list() -> None:
+    defined = {
+        value
+        for module in (layers, purity, shape)
+        for key, value in vars(module).items()
+        if key.startswith("check_")
+    }
+    assert defined == set(RULES)
+
+
+def test_exceptions_from_the_file_length_are_needed(sources: list[Source]) -> None:
+    lengths = {source.path: len(source.lines) for source in sources}
+    assert [path for path in shape.LONGER_FILES if lengths.get(path, 0) <= shape.MAX_FILE_LINES] == []

@@ -1,0 +1,112 @@
+"""The repository's files as the tidy rules see them."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclass(frozen=True)
+class Source:
+    """One text file: ``path`` relative to the repository, with forward slashes."""
+
+    path: str
+    text: str
+
+    @property
+    def is_python(self) -> bool:
+        return self.path.endswith(".py")
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+    @property
+    def folder(self) -> str:
+        """First component of the path, empty for a file at the top level."""
+        return self.path.partition("/")[0] if "/" in self.path else ""
+
+    @property
+    def module(self) -> str:
+        """Dotted name of the module, of its package for an ``__init__.py``."""
+        parts = PurePosixPath(self.path).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the syntax tree."""
+        return list(ast.walk(ast.parse(self.text, filename=self.path)))
+
+    def imports(self) -> Iterator[tuple[int, str]]:
+        """Line and absolute name of everything imported, wherever the statement stands.
+
+        ``from a import b`` gives ``a.b``, which may be a module or a name in one; a literal argument of
+        ``import_module`` or ``__import__`` counts as well.
+        """
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                yield from ((node.lineno, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                base = self._resolve(node)
+                yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+            elif isinstance(node, ast.Call) and called_name(node).rpartition(".")[2] in (
+                "import_module",
+                "__import__",
+            ):
+                yield from (
+                    (node.lineno, argument.value)
+                    for argument in node.args[:1]
+                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+                )
+
+    def _resolve(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        package = PurePosixPath(self.path).parent.parts
+        base = package[: len(package) - node.level + 1]
+        return ".".join([*base, *([node.module] if node.module else [])])
+
+    def calls(self) -> Iterator[ast.Call]:
+        """Every call."""
+        return (node for node in self.nodes if isinstance(node, ast.Call))
+
+
+def called_name(call: ast.Call) -> str:
+    """Dotted name of what is called, as written; empty when it is not a plain name."""
+    return dotted_name(call.func)
+
+
+def dotted_name(node: ast.AST) -> str:
+    """``a.b.c`` of nested attributes on a name; empty for anything else."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def load_sources() -> list[Source]:
+    """Every text file that is tracked or would be: ignored files are left out."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    sources = []
+    for name in sorted(name for name in listing.stdout.split("\0") if name):
+        path = REPOSITORY / name
+        if not path.is_file():
+            continue
+        try:
+            sources.append(Source(name, path.read_bytes().decode("utf-8")))
+        except UnicodeDecodeError:
+            continue  # binary
+    return sources
