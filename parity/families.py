@@ -98,6 +98,7 @@ class ModelRow:
     revision: str | None = None
     package: str | None = None
     version: str | None = None
+    package_sha256: str | None = None  # of the distribution archive, for pip
     width: int | None = None
     n_head: int | None = None
     n_head_kv: int | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from parity.families import Family, ModelRow, RowSource, load_families
 from parity.models.builder import ModelSize, replaced_file
 from parity.models.digests import verified_sha256
 from parity.models.header import read_header
+from parity.models.package_source import resolve_package_file
 from parity.models.quantise import FILE_TYPES, quantised_file
 from parity.store import cache_dir
 
@@ -76,7 +76,7 @@ def _row_file(family: Family, row: ModelRow) -> ModelFile:
     if row.source is RowSource.GENERATED:
         path = _generated_file(family, row)
     elif row.source is RowSource.PACKAGE:
-        path = _package_file(row)
+        path = resolve_package_file(row)
     else:
         path = _hub_file(family, row)
     return ModelFile(path=path, sha256=row.sha256, family=family.name, row=row.name)
@@ -116,18 +116,6 @@ def _check_digest(path: Path, row: ModelRow, family: Family, *, made: bool) -> N
                 else f"remove {path}, it will be made again")
         raise UsageError(f"model {family.name}:{row.name} has the wrong digest", where=str(family.path if made else path),
                          why=f"SHA-256 is {found}, pinned is {row.sha256}", todo=todo)
-
-
-def _package_file(row: ModelRow) -> Path:
-    """The row's file inside its installed package. Nothing is installed here: that is asked for by a command."""
-    todo = "run `parity fetch --confirm`"
-    try:
-        path = Path(importlib.metadata.distribution(row.package).locate_file(row.file))
-    except importlib.metadata.PackageNotFoundError:
-        raise UsageError(f"model {row.name} is not here", why=f"package {row.package} is not installed", todo=todo) from None
-    if not path.exists():
-        raise UsageError(f"model {row.name} is not here", why=f"package {row.package} has no {row.file}", todo=todo)
-    return _checked_download(path, row, todo=todo)
 
 
 def _hub_file(family: Family, row: ModelRow) -> Path:

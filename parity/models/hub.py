@@ -22,21 +22,23 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import build_hf_headers, httpx, validate_repo_id
 
 from parity.errors import ExitCode, UsageError
+from parity.families import ModelRow
 from parity.models.hub_cache import CachePlace
 from parity.models.transfer import (
     CutShort,
     ReportProgress,
     RetryPolicy,
     Transfer,
-    Unavailable,
     asked_wait_s,
     run_transfer,
     run_with_patience,
 )
+from parity.models.unavailable import Unavailable
 from parity.store import file_sha256
 
 REVISION = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")
+PINS = ("revision", "sha256", "size_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,12 @@ class HubFile:
     @property
     def unset(self) -> tuple[str, ...]:
         """Names of the pins that are missing; empty for a locked file."""
-        return tuple(name for name in ("revision", "sha256", "size_bytes") if getattr(self, name) is None)
+        return tuple(name for name in PINS if getattr(self, name) is None)
+
+
+def hub_file(row: ModelRow) -> HubFile:
+    """The Hub file of a manifest row whose source is the Hub."""
+    return HubFile(repo=row.repo, file=row.file, **{pin: getattr(row, pin) for pin in PINS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,23 +19,11 @@ from huggingface_hub.utils import hf_raise_for_status, httpx, parse_ratelimit_he
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt
 
 from parity.errors import ExitCode
+from parity.models.unavailable import Unavailable
 
 Answer = TypeVar("Answer")
 ReportProgress = Callable[[int, int], None]
 """Called with (bytes on disk, bytes in all); cheap, called once per network read."""
-
-
-class Unavailable(Exception):
-    """A file that cannot be had: one line, and the verdict that it costs.
-
-    ``code`` is UNKNOWN when nothing was proved wrong (offline, gated, gone, unlocked, no room), FAIL when a digest
-    contradicts the manifest.
-    """
-
-    def __init__(self, what: str, *, why: str = "", todo: str = "", code: ExitCode = ExitCode.UNKNOWN) -> None:
-        self.code = code
-        self.line = " ".join((what + (f": {why}" if why else "") + (f"; {todo}" if todo else "")).split())
-        super().__init__(self.line)
 
 
 class CutShort(Exception):

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from parity.errors import ExitCode, UsageError
 from parity.models.hub import HubFile, HubSettings, resolve_hub_file
-from parity.models.transfer import RetryPolicy, Unavailable, asked_wait_s
+from parity.models.transfer import RetryPolicy, asked_wait_s
+from parity.models.unavailable import Unavailable
 from tests.parity.hub.desk import FILE, FIRST, REPO, SECOND, Desk, pinned, weights
 from tests.parity.hub.server import Fault, HubServer, Repository
 
