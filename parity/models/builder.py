@@ -87,11 +87,11 @@ class ModelBuilder:
         """Uniform on [low, high): decay rates and time steps, whose sign and size matter."""
         self._declare(name, shape, lambda stream: even_weights(stream, shape, low=low, high=high))
 
-    def embeddings(self, *, gain: float, output_gain: float | None) -> None:
+    def embeddings(self, *, gain: float, output_gain: float | None, norm_mean: float = 1.0) -> None:
         """Token embeddings, the last norm and, unless the two are tied (``output_gain`` None), the output head."""
         width = self.size.width
         self._token_rows("token_embd.weight", deviation=gain)
-        self.ones("output_norm.weight", width)
+        self.ones("output_norm.weight", width, mean=norm_mean)
         if output_gain is not None:
             self._token_rows("output.weight", deviation=output_gain / math.sqrt(width))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from parity.models.builder import ModelBuilder, ModelSize
 from parity.models.tiny.attention import add_attention, add_attention_metadata, add_feed_forward
 
@@ -23,6 +25,7 @@ def build_gemma2(size: ModelSize) -> ModelBuilder:
         model.ones(prefix + "ffn_norm.weight", size.width)
         add_feed_forward(model, prefix)
         model.ones(prefix + "post_ffw_norm.weight", size.width)
-    # llama.cpp multiplies embeddings by sqrt(width): the small gain keeps the layers' share of the output large.
-    model.embeddings(gain=0.15, output_gain=None)
+    # A tied head favours the token just read by (its share of the hidden state) x width x gain: with gain 4 / width that is about
+    # the noise of the other logits, so the layers decide. The last norm brings the logits back to a deviation of about 3.
+    model.embeddings(gain=4.0 / size.width, output_gain=None, norm_mean=0.75 * math.sqrt(size.width))
     return model
