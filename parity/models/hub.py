@@ -1,29 +1,26 @@
-"""Files of the Hugging Face Hub: pinned by revision and SHA-256, fetched once, verified, kept in the Hub's cache."""
+"""Files of the Hugging Face Hub: pinned, fetched once, verified, kept in the Hub's own cache."""
 
 from __future__ import annotations
 
 import difflib
-import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
-from urllib.parse import urlsplit
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_token, hf_hub_url
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
-    HFValidationError,
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import build_hf_headers, httpx, validate_repo_id
+from huggingface_hub.utils import httpx
 
 from parity.errors import ExitCode, UsageError
-from parity.families import ModelRow
 from parity.models.hub_cache import CachePlace
+from parity.models.hub_file import SHA256, HubFile, HubSettings
 from parity.models.transfer import (
     CutShort,
     ReportProgress,
@@ -35,76 +32,6 @@ from parity.models.transfer import (
 )
 from parity.models.unavailable import Unavailable
 from parity.store import file_sha256
-
-REVISION = re.compile(r"[0-9a-f]{40}")
-SHA256 = re.compile(r"[0-9a-f]{64}")
-PINS = ("revision", "sha256", "size_bytes")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubFile:
-    """One file of one Hub repository; ``None`` means not looked up yet, never a guess.
-
-    ``revision`` 40 hexadecimal digits (a commit, not a branch), ``sha256`` 64, ``size_bytes`` > 0.
-    """
-
-    repo: str
-    file: str
-    revision: str | None = None
-    sha256: str | None = None
-    size_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        try:
-            validate_repo_id(self.repo)
-        except HFValidationError as error:
-            raise UsageError(f"repo {self.repo!r} is not a Hub repository", why=str(error)) from error
-        path = PurePosixPath(self.file)
-        if not self.file or path.is_absolute() or ".." in path.parts or "\\" in self.file:
-            raise UsageError(f"file {self.file!r} is not a path inside the repository", where=self.repo)
-        if self.revision is not None and not REVISION.fullmatch(self.revision):
-            raise UsageError(f"revision {self.revision!r} is not 40 hexadecimal digits", where=self.repo,
-                             todo="pin a commit, not a branch: run parity lock")
-        if self.sha256 is not None and not SHA256.fullmatch(self.sha256):
-            raise UsageError(f"sha256 {self.sha256!r} is not 64 hexadecimal digits", where=self.repo)
-        if self.size_bytes is not None and self.size_bytes <= 0:
-            raise UsageError(f"size_bytes {self.size_bytes} is not positive", where=self.repo)
-
-    @property
-    def unset(self) -> tuple[str, ...]:
-        """Names of the pins that are missing; empty for a locked file."""
-        return tuple(name for name in PINS if getattr(self, name) is None)
-
-
-def hub_file(row: ModelRow) -> HubFile:
-    """The Hub file of a manifest row whose source is the Hub."""
-    return HubFile(repo=row.repo, file=row.file, **{pin: getattr(row, pin) for pin in PINS})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubSettings:
-    """Where the Hub and its cache are: HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE by ``from_environment``."""
-
-    endpoint: str
-    cache: Path
-    token: str | None = field(default=None, repr=False)
-    offline: bool = False
-    timeout_s: float = 10.0
-
-    def __post_init__(self) -> None:
-        if urlsplit(self.endpoint).scheme not in ("http", "https"):
-            raise UsageError(f"endpoint {self.endpoint!r} is not an http or https address", where="HF_ENDPOINT")
-
-    @classmethod
-    def from_environment(cls) -> HubSettings:
-        """What huggingface_hub itself read from the environment when it was imported (and its token file)."""
-        offline = constants.is_offline_mode()
-        return cls(endpoint=constants.ENDPOINT, cache=Path(constants.HF_HUB_CACHE), offline=offline,
-                   token=None if offline else get_token(), timeout_s=constants.HF_HUB_DOWNLOAD_TIMEOUT)
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return build_hf_headers(token=self.token or False, library_name="samebytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,85 +49,135 @@ def describe_fault(error: Exception, target: HubFile, settings: HubSettings) -> 
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     if isinstance(error, GatedRepoError) or status in (401, 403):
         had = "the token was refused" if settings.token else "no token was sent"
-        return Unavailable(f"{target.repo} is gated or private", why=f"HTTP {status}, {had}",
-                           todo="accept its licence on the Hub and set HF_TOKEN to a token of that account")
+        return Unavailable(
+            f"{target.repo} is gated or private",
+            why=f"HTTP {status}, {had}",
+            todo="accept its licence on the Hub and set HF_TOKEN to a token of that account",
+        )
     if isinstance(error, RevisionNotFoundError):
-        return Unavailable(f"revision {target.revision} is not in {target.repo}", why="HTTP 404, the Hub's history moved",
-                           todo="run parity lock --update and read the diff")
+        return Unavailable(
+            f"revision {target.revision} is not in {target.repo}",
+            why="HTTP 404, the Hub's history moved",
+            todo="run parity lock --update and read the diff",
+        )
     if isinstance(error, RemoteEntryNotFoundError):
-        return Unavailable(f"file {target.file} is not in {target.repo}", why="HTTP 404",
-                           todo="correct the row's file")
+        return Unavailable(
+            f"file {target.file} is not in {target.repo}", why="HTTP 404", todo="correct the row's file"
+        )
     if isinstance(error, RepositoryNotFoundError) or status == 404:
-        return Unavailable(f"{target.repo} is not on the Hub", why=f"HTTP {status}", todo="correct the row's repo")
+        return Unavailable(
+            f"{target.repo} is not on the Hub", why=f"HTTP {status}", todo="correct the row's repo"
+        )
     if status is not None:
         asked = asked_wait_s(error.response)
-        return Unavailable(f"{name} was not served", why=f"HTTP {status}, and patience ended",
-                           todo=f"try again after {asked:.0f} s" if asked else "try again later")
+        return Unavailable(
+            f"{name} was not served",
+            why=f"HTTP {status}, and patience ended",
+            todo=f"try again after {asked:.0f} s" if asked else "try again later",
+        )
     if isinstance(error, httpx.ConnectError):
-        return Unavailable(f"the Hub at {settings.endpoint} cannot be reached for {name}", why=str(error),
-                           todo="check the network and HF_ENDPOINT")
-    return Unavailable(f"{name} was not served", why=str(error) or type(error).__name__,
-                       todo="run parity fetch again, it resumes")
+        return Unavailable(
+            f"the Hub at {settings.endpoint} cannot be reached for {name}",
+            why=str(error),
+            todo="check the network and HF_ENDPOINT",
+        )
+    return Unavailable(
+        f"{name} was not served",
+        why=str(error) or type(error).__name__,
+        todo="run parity fetch again, it resumes",
+    )
 
 
 FAULTS = (HfHubHTTPError, httpx.TransportError, CutShort)
 
 
 def look_up(target: HubFile, *, settings: HubSettings, policy: RetryPolicy) -> HubFile:
-    """``target`` with every pin that the Hub publishes; without a revision, that of the default branch's head.
+    """``target`` with every pin that the Hub publishes; without a revision, at the default branch's head.
 
     A file that is not stored as a large file has no published SHA-256: those pins stay ``None``.
     Raises ``Unavailable``.
     """
     if settings.offline:
-        raise Unavailable(f"{target.repo} cannot be looked up", why="HF_HUB_OFFLINE is set",
-                          todo="unset HF_HUB_OFFLINE")
+        raise Unavailable(
+            f"{target.repo} cannot be looked up", why="HF_HUB_OFFLINE is set", todo="unset HF_HUB_OFFLINE"
+        )
     api = HfApi(endpoint=settings.endpoint, token=settings.token or False, library_name="samebytes")
     try:
-        info = run_with_patience(lambda: api.model_info(target.repo, revision=target.revision, files_metadata=True,
-                                                        timeout=settings.timeout_s), policy)
+        info = run_with_patience(
+            lambda: api.model_info(
+                target.repo, revision=target.revision, files_metadata=True, timeout=settings.timeout_s
+            ),
+            policy,
+        )
     except FAULTS as error:
         raise describe_fault(error, target, settings) from error
     by_name = {sibling.rfilename: sibling for sibling in info.siblings or []}
     entry = by_name.get(target.file)
     if entry is None:
         near = difflib.get_close_matches(target.file, list(by_name), n=2)
-        raise Unavailable(f"file {target.file} is not in {target.repo}", why=f"revision {info.sha} does not have it",
-                          todo=f"did you mean {' or '.join(near)}?" if near else "correct the row's file")
+        raise Unavailable(
+            f"file {target.file} is not in {target.repo}",
+            why=f"revision {info.sha} does not have it",
+            todo=f"did you mean {' or '.join(near)}?" if near else "correct the row's file",
+        )
     large = entry.lfs
-    return replace(target, revision=info.sha, sha256=large.sha256 if large else None,
-                   size_bytes=large.size if large else None)
+    return replace(
+        target,
+        revision=info.sha,
+        sha256=large.sha256 if large else None,
+        size_bytes=large.size if large else None,
+    )
 
 
 def resolve_hub_file(target: HubFile, *, settings: HubSettings) -> Path:
     """The verified file of a locked row, from the cache only. Raises ``UsageError`` that names the remedy."""
     if target.unset:
-        raise UsageError(f"{target.repo}/{target.file} is unlocked", why=f"{', '.join(target.unset)} unset",
-                         todo="run parity lock, then parity fetch")
+        raise UsageError(
+            f"{target.repo}/{target.file} is unlocked",
+            why=f"{', '.join(target.unset)} unset",
+            todo="run parity lock, then parity fetch",
+        )
     path = place_of(target, settings).found()
     if path is None:
         raise UsageError(f"{target.repo}/{target.file} is not in the cache", todo="run parity fetch")
     if (found := file_sha256(path)) != target.sha256:
-        raise UsageError(f"{path} has digest {found}, the manifest says {target.sha256}", todo="run parity fetch")
+        raise UsageError(
+            f"{path} has digest {found}, the manifest says {target.sha256}", todo="run parity fetch"
+        )
     return path
 
 
 def place_of(target: HubFile, settings: HubSettings) -> CachePlace:
     """Where a locked file belongs in the cache."""
-    return CachePlace(cache=settings.cache, repo=target.repo, file=target.file, revision=target.revision,
-                      sha256=target.sha256)
+    return CachePlace(
+        cache=settings.cache,
+        repo=target.repo,
+        file=target.file,
+        revision=target.revision,
+        sha256=target.sha256,
+    )
 
 
-def fetch_file(target: HubFile, *, settings: HubSettings, policy: RetryPolicy, report: ReportProgress,
-               say: Callable[[str], None], free_bytes: Callable[[Path], int] | None = None) -> Fetched:
+def fetch_file(
+    target: HubFile,
+    *,
+    settings: HubSettings,
+    policy: RetryPolicy,
+    report: ReportProgress,
+    say: Callable[[str], None],
+    free_bytes: Callable[[Path], int] | None = None,
+) -> Fetched:
     """The locked file, verified, from the cache or the Hub; downloaded once however many processes ask.
 
     ``say`` gets one line about anything slow or odd (waiting for another process, replacing a damaged file).
     Raises ``Unavailable``: FAIL for a digest that contradicts the manifest, UNKNOWN for all else.
     """
     if target.unset:
-        raise Unavailable(f"{target.repo}/{target.file} is unlocked", why=f"{', '.join(target.unset)} unset",
-                          todo="run parity lock")
+        raise Unavailable(
+            f"{target.repo}/{target.file} is unlocked",
+            why=f"{', '.join(target.unset)} unset",
+            todo="run parity lock",
+        )
     place = place_of(target, settings)
     path = place.verified()
     if path is not None:
@@ -208,8 +185,11 @@ def fetch_file(target: HubFile, *, settings: HubSettings, policy: RetryPolicy, r
     if settings.offline:
         if (damaged := place.found()) is not None:
             raise _contradiction(str(damaged), target, file_sha256(damaged))
-        raise Unavailable(f"{target.repo}/{target.file} is not in the cache", why="HF_HUB_OFFLINE is set",
-                          todo="unset HF_HUB_OFFLINE or fill the cache first")
+        raise Unavailable(
+            f"{target.repo}/{target.file} is not in the cache",
+            why="HF_HUB_OFFLINE is set",
+            todo="unset HF_HUB_OFFLINE or fill the cache first",
+        )
     try:
         _check_served(target, settings, policy)
         with place.locked(say):
@@ -224,45 +204,74 @@ def fetch_file(target: HubFile, *, settings: HubSettings, policy: RetryPolicy, r
 
 
 def _contradiction(what: str, target: HubFile, found: str) -> Unavailable:
-    return Unavailable(f"{what} has digest {found}, the manifest says {target.sha256}",
-                       todo="run parity lock to compare the manifest with the Hub", code=ExitCode.FAIL)
+    return Unavailable(
+        f"{what} has digest {found}, the manifest says {target.sha256}",
+        todo="run parity lock to compare the manifest with the Hub",
+        code=ExitCode.FAIL,
+    )
 
 
 def _check_served(target: HubFile, settings: HubSettings, policy: RetryPolicy) -> None:
     """Compare what the Hub announces with the manifest before any byte is transferred."""
     url = hf_hub_url(target.repo, target.file, revision=target.revision, endpoint=settings.endpoint)
-    served = run_with_patience(lambda: get_hf_file_metadata(url, headers=settings.headers, token=False,
-                                                            timeout=settings.timeout_s), policy)
+    served = run_with_patience(
+        lambda: get_hf_file_metadata(url, headers=settings.headers, token=False, timeout=settings.timeout_s),
+        policy,
+    )
     name = f"{target.repo}/{target.file}"
     if served.commit_hash is None:
-        raise Unavailable(f"{settings.endpoint} does not answer like a Hub", why="no X-Repo-Commit header",
-                          todo="check HF_ENDPOINT")
+        raise Unavailable(
+            f"{settings.endpoint} does not answer like a Hub",
+            why="no X-Repo-Commit header",
+            todo="check HF_ENDPOINT",
+        )
     if served.commit_hash != target.revision:
-        raise Unavailable(f"{name} was served from commit {served.commit_hash}, the manifest says {target.revision}",
-                          todo="run parity lock", code=ExitCode.FAIL)
+        raise Unavailable(
+            f"{name} was served from commit {served.commit_hash}, the manifest says {target.revision}",
+            todo="run parity lock",
+            code=ExitCode.FAIL,
+        )
     if served.etag and SHA256.fullmatch(served.etag) and served.etag != target.sha256:
         raise _contradiction(f"{name} on the Hub", target, served.etag)
     if served.size is not None and served.size != target.size_bytes:
-        raise Unavailable(f"{name} has {served.size} bytes on the Hub, the manifest says {target.size_bytes}",
-                          todo="run parity lock", code=ExitCode.FAIL)
+        raise Unavailable(
+            f"{name} has {served.size} bytes on the Hub, the manifest says {target.size_bytes}",
+            todo="run parity lock",
+            code=ExitCode.FAIL,
+        )
     if target.size_bytes > constants.MAX_HTTP_DOWNLOAD_SIZE:
-        raise Unavailable(f"{name} has {target.size_bytes} bytes", why="the Hub serves no more than "
-                          f"{constants.MAX_HTTP_DOWNLOAD_SIZE} in one transfer", todo="choose a smaller quantisation")
+        raise Unavailable(
+            f"{name} has {target.size_bytes} bytes",
+            why=f"the Hub serves no more than {constants.MAX_HTTP_DOWNLOAD_SIZE} in one transfer",
+            todo="choose a smaller quantisation",
+        )
 
 
 def _check_room(target: HubFile, place: CachePlace, free_bytes: Callable[[Path], int]) -> None:
     missing = target.size_bytes - place.partial_bytes()
     if (free := free_bytes(place.partial.parent)) < missing:
-        raise Unavailable(f"disk full: {target.repo}/{target.file} needs {missing} more bytes",
-                          why=f"{place.partial.parent} has {free} free",
-                          todo="free some space or point HF_HOME elsewhere")
+        raise Unavailable(
+            f"disk full: {target.repo}/{target.file} needs {missing} more bytes",
+            why=f"{place.partial.parent} has {free} free",
+            todo="free some space or point HF_HOME elsewhere",
+        )
 
 
-def _download(target: HubFile, place: CachePlace, settings: HubSettings, policy: RetryPolicy,
-              report: ReportProgress) -> Fetched:
+def _download(
+    target: HubFile, place: CachePlace, settings: HubSettings, policy: RetryPolicy, report: ReportProgress
+) -> Fetched:
     url = hf_hub_url(target.repo, target.file, revision=target.revision, endpoint=settings.endpoint)
-    run_transfer(Transfer(url=url, partial=place.partial, size_bytes=target.size_bytes, headers=settings.headers,
-                          timeout_s=settings.timeout_s), policy=policy, report=report)
+    run_transfer(
+        Transfer(
+            url=url,
+            partial=place.partial,
+            size_bytes=target.size_bytes,
+            headers=settings.headers,
+            timeout_s=settings.timeout_s,
+        ),
+        policy=policy,
+        report=report,
+    )
     if (found := file_sha256(place.partial)) != target.sha256:
         place.partial.unlink()
         raise _contradiction(f"the download of {target.repo}/{target.file} was removed: it", target, found)

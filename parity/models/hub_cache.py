@@ -1,8 +1,8 @@
 """One locked file's place in the Hub cache.
 
 The layout is the one that huggingface_hub uses where it cannot make symbolic links: a regular file below
-``snapshots/<revision>/``. Other programs find it there, and no link can dangle. The lock file is huggingface_hub's
-own, so its downloads and ours exclude each other.
+``snapshots/<revision>/``. Other programs find it there, and no link can dangle. The lock file is
+huggingface_hub's own, so its downloads and ours exclude each other.
 """
 
 from __future__ import annotations
@@ -51,15 +51,17 @@ class CachePlace:
         return Path(found) if isinstance(found, str) else None
 
     def verified(self) -> Path | None:
-        """The file of this revision if its digest is right, else the same content from another revision, else None.
+        """This revision's file if its digest is right, else its content from another revision, else None.
 
-        A new commit of a repository rarely changes the weights; the copy saves a download of gigabytes.
+        A new commit of a repository rarely changes the weights; the link saves a download of gigabytes.
         """
         path = self.found()
         if path is not None and file_sha256(path) == self.sha256:
             return path
-        others = [self.folder / "blobs" / self.sha256,
-                  *sorted(self.folder.glob(f"snapshots/*/{_literal(self.file)}"))]
+        others = [
+            self.folder / "blobs" / self.sha256,
+            *sorted(self.folder.glob(f"snapshots/*/{_literal(self.file)}")),
+        ]
         for other in others:
             if other.is_file() and other != path and file_sha256(other) == self.sha256:
                 return self._adopt(other.resolve())
@@ -95,8 +97,12 @@ class CachePlace:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.partial.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError("the Hub cache cannot be written", where=str(self.cache), why=str(error.strerror),
-                             todo="point HF_HOME at a writable directory") from error
+            raise UsageError(
+                "the Hub cache cannot be written",
+                where=str(self.cache),
+                why=str(error.strerror),
+                todo="point HF_HOME at a writable directory",
+            ) from error
         lock = FileLock(path)
         try:
             lock.acquire(timeout=0)

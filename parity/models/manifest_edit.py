@@ -45,19 +45,21 @@ def _scalar_at(root: Node, path: KeyPath, where: str) -> ScalarNode:
         entries = node.value if isinstance(node, MappingNode) else []
         node = next((value for name, value in entries if name.value == key), None)
         if node is None:
-            raise UsageError(f"key {'.'.join(path)} is missing", where=where, todo=f"add it with the value null")
+            raise UsageError(
+                f"key {'.'.join(path)} is missing", where=where, todo="add it with the value null"
+            )
     if not isinstance(node, ScalarNode):
         raise UsageError(f"key {'.'.join(path)} does not hold one value", where=where)
     return node
 
 
 def _spelled(value: Scalar, old: str) -> str:
-    """``value`` as YAML: in the quotes of ``old``, else plain, else quoted if plain would not read back the same."""
+    """``value`` as YAML: in the quotes of ``old``, else plain if that reads back the same, else quoted."""
     if isinstance(value, int):
         return str(value)
     if old[:1] in ("'", '"'):
         return f"{old[0]}{value}{old[0]}"
-    # 40 or 64 hexadecimal digits may all be decimal, or look like 12e34: plain YAML would make a number of them.
+    # Hexadecimal digits may all be decimal, or look like 12e34: plain YAML would make a number of them.
     return value if yaml.safe_load(value) == value else f'"{value}"'
 
 
@@ -69,5 +71,9 @@ def _check_only_these_changed(before: str, after: str, changes: Mapping[KeyPath,
             level = level[key]
         level[path[-1]] = value
     if yaml.safe_load(after) != expected:
-        raise UsageError("the file cannot be edited in place", where=where, why="a changed value is used twice in it",
-                         todo="replace YAML anchors and aliases by plain values")
+        raise UsageError(
+            "the file cannot be edited in place",
+            where=where,
+            why="a changed value is used twice in it",
+            todo="replace YAML anchors and aliases by plain values",
+        )

@@ -1,4 +1,4 @@
-"""One resumable HTTP transfer: bytes go to a partial file, faults that pass are waited out, all others are raised."""
+"""One resumable HTTP transfer into a partial file: passing faults are waited out, others are raised."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RetryPolicy:
 
 
 def asked_wait_s(response: httpx.Response) -> float | None:
-    """Seconds that a response asks to wait, from ``Retry-After`` (RFC 9110, 10.2.3) or ``RateLimit``; else None.
+    """Seconds that a response asks to wait: ``Retry-After`` (RFC 9110, 10.2.3) or ``RateLimit``; else None.
 
     A ``Retry-After`` date is taken relative to the response's own ``Date``, so no local clock is read.
     """
@@ -67,7 +67,7 @@ def _utc(moment: datetime) -> datetime:
 
 
 def is_transient(error: BaseException, *, longest_wait_s: float) -> bool:
-    """Whether the same request may succeed later: 408, 429, 5xx, cut or refused connections. Never 401, 403, 404."""
+    """Whether the same request may succeed later: 408, 429, 5xx, cut or refused connections."""
     if isinstance(error, HfHubHTTPError):
         if error.response.status_code not in (408, 429) and error.response.status_code < 500:
             return False
@@ -91,7 +91,9 @@ class Patience:
         self.failures += 1
 
     def is_over(self, state: RetryCallState) -> bool:
-        return self.failures >= self.policy.failures_in_a_row or stop_after_attempt(self.policy.attempts)(state)
+        return self.failures >= self.policy.failures_in_a_row or stop_after_attempt(self.policy.attempts)(
+            state
+        )
 
     def wait_s(self, state: RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None
@@ -102,8 +104,15 @@ class Patience:
 
     def retrying(self) -> Retrying:
         return Retrying(
-            retry=retry_if_exception(lambda error: is_transient(error, longest_wait_s=self.policy.longest_wait_s)),
-            after=self.has_failed, stop=self.is_over, wait=self.wait_s, sleep=self.policy.sleep, reraise=True)
+            retry=retry_if_exception(
+                lambda error: is_transient(error, longest_wait_s=self.policy.longest_wait_s)
+            ),
+            after=self.has_failed,
+            stop=self.is_over,
+            wait=self.wait_s,
+            sleep=self.policy.sleep,
+            reraise=True,
+        )
 
 
 def run_with_patience(request: Callable[[], Answer], policy: RetryPolicy) -> Answer:
@@ -113,7 +122,7 @@ def run_with_patience(request: Callable[[], Answer], policy: RetryPolicy) -> Ans
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """What to get and where the bytes go; ``headers`` carry the token, which a redirect to another host drops."""
+    """What to get and where the bytes go; a redirect to another host drops the token from ``headers``."""
 
     url: str
     partial: Path
@@ -125,8 +134,9 @@ class Transfer:
 def run_transfer(transfer: Transfer, *, policy: RetryPolicy, report: ReportProgress) -> None:
     """Fill ``transfer.partial`` to exactly ``size_bytes``, resuming from what is there already.
 
-    Raises ``HfHubHTTPError`` or ``httpx.TransportError`` when patience ends, ``Unavailable`` when the disk is full or
-    the server sends more than ``size_bytes``. A partial file is kept for the next run, except an overlong one.
+    Raises ``HfHubHTTPError`` or ``httpx.TransportError`` when patience ends, ``Unavailable`` when the disk
+    is full or the server sends more than ``size_bytes``. A partial file is kept for the next run, except an
+    overlong one.
     """
     patience = Patience(policy)
 
@@ -156,8 +166,9 @@ def _stream(transfer: Transfer, report: ReportProgress) -> None:
     headers = {**transfer.headers, "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
-    with get_session().stream("GET", transfer.url, headers=headers, follow_redirects=True,
-                              timeout=transfer.timeout_s) as response:
+    with get_session().stream(
+        "GET", transfer.url, headers=headers, follow_redirects=True, timeout=transfer.timeout_s
+    ) as response:
         if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             transfer.partial.unlink(missing_ok=True)
             raise CutShort("the server refused to resume; starting over")
@@ -170,9 +181,10 @@ def _stream(transfer: Transfer, report: ReportProgress) -> None:
 
 
 def _continues(response: httpx.Response, start: int) -> bool:
-    """Whether the body begins at byte ``start``; a server may ignore Range and send all from byte 0 (status 200)."""
-    return response.status_code == HTTPStatus.PARTIAL_CONTENT and \
-        response.headers.get("content-range", "").replace("=", " ").startswith(f"bytes {start}-")
+    """Whether the body begins at byte ``start``; a server may ignore Range and send all (status 200)."""
+    return response.status_code == HTTPStatus.PARTIAL_CONTENT and response.headers.get(
+        "content-range", ""
+    ).replace("=", " ").startswith(f"bytes {start}-")
 
 
 def _write_body(response: httpx.Response, transfer: Transfer, start: int, report: ReportProgress) -> int:
@@ -192,10 +204,16 @@ def _write_body(response: httpx.Response, transfer: Transfer, start: int, report
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise Unavailable(f"disk full while writing {transfer.partial}", why=f"{done} of {transfer.size_bytes} bytes",
-                          todo="free some space or point HF_HOME elsewhere, then run parity fetch again") from error
+        raise Unavailable(
+            f"disk full while writing {transfer.partial}",
+            why=f"{done} of {transfer.size_bytes} bytes",
+            todo="free some space or point HF_HOME elsewhere, then run parity fetch again",
+        ) from error
     if done > transfer.size_bytes:
         transfer.partial.unlink()
-        raise Unavailable(f"{transfer.partial.name} is longer than the {transfer.size_bytes} bytes of the manifest",
-                          todo="run parity lock to compare the manifest with the Hub", code=ExitCode.FAIL)
+        raise Unavailable(
+            f"{transfer.partial.name} is longer than the {transfer.size_bytes} bytes of the manifest",
+            todo="run parity lock to compare the manifest with the Hub",
+            code=ExitCode.FAIL,
+        )
     return done

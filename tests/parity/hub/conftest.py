@@ -9,9 +9,10 @@ from huggingface_hub import constants, set_client_factory
 from huggingface_hub.utils import httpx
 from huggingface_hub.utils._http import default_client_factory
 
-from parity.models.hub import HubSettings
+from parity.models.hub_file import HubSettings
 from tests.parity.hub.desk import FILE, FIRST, REPO, Desk, weights
 from tests.parity.hub.server import HubServer, Repository
+
 
 @pytest.fixture(autouse=True)
 def loopback_only(monkeypatch: pytest.MonkeyPatch):
@@ -39,8 +40,13 @@ def body() -> bytes:
 
 @pytest.fixture
 def hub(body: bytes):
-    with HubServer({REPO: Repository(commits={FIRST: {FILE: body, "README.md": b"hello"}},
-                                     small=frozenset({"README.md"}))}) as server:
+    with HubServer(
+        {
+            REPO: Repository(
+                commits={FIRST: {FILE: body, "README.md": b"hello"}}, small=frozenset({"README.md"})
+            )
+        }
+    ) as server:
         yield server
 
 

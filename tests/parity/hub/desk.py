@@ -5,9 +5,15 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from parity.models.hub import Fetched, HubFile, HubSettings, fetch_file
+import pytest
+
+from parity.errors import ExitCode
+from parity.models.hub import Fetched, fetch_file
+from parity.models.hub_file import HubFile, HubSettings
 from parity.models.transfer import RetryPolicy
+from parity.models.unavailable import Unavailable
 from tests.parity.hub.server import HubServer
 
 REPO, FILE = "maker/tiny-gguf", "tiny-q8_0.gguf"
@@ -20,8 +26,9 @@ def weights(seed: int, size_bytes: int = 300_000) -> bytes:
 
 
 def pinned(body: bytes, *, revision: str = FIRST, file: str = FILE, repo: str = REPO) -> HubFile:
-    return HubFile(repo=repo, file=file, revision=revision, sha256=hashlib.sha256(body).hexdigest(),
-                   size_bytes=len(body))
+    return HubFile(
+        repo=repo, file=file, revision=revision, sha256=hashlib.sha256(body).hexdigest(), size_bytes=len(body)
+    )
 
 
 @dataclass
@@ -49,6 +56,27 @@ class Desk:
         return RetryPolicy(sleep=self.clock.sleep)
 
     def fetch(self, target: HubFile, **options: object) -> Fetched:
-        return fetch_file(target, settings=options.pop("settings", self.settings), policy=self.policy,
-                          report=lambda done, total: self.progress.append((done, total)), say=self.said.append,
-                          **options)
+        return fetch_file(
+            target,
+            settings=options.pop("settings", self.settings),
+            policy=self.policy,
+            report=lambda done, total: self.progress.append((done, total)),
+            say=self.said.append,
+            **options,
+        )
+
+
+def leftovers(desk: Desk) -> list[Path]:
+    return sorted(path for path in desk.settings.cache.rglob("*.incomplete"))
+
+
+def refused(desk: Desk, target: HubFile, code: ExitCode, *words: str, **options: object) -> str:
+    """The one line of the refusal, which has this verdict and these words."""
+    with pytest.raises(Unavailable) as caught:
+        desk.fetch(target, **options)
+    line = caught.value.line
+    assert caught.value.code is code
+    assert "\n" not in line
+    for word in words:
+        assert word in line, line
+    return line

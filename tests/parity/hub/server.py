@@ -1,7 +1,7 @@
 """A Hub on loopback: model API, resolve with redirects to a storage host, Range, and faults on request.
 
-Two ports are two origins, as on the real Hub: the Hub answers ``/api/models`` and redirects ``/resolve`` to storage;
-storage serves bytes and must never see a token.
+Two ports are two origins, as on the real Hub: the Hub answers ``/api/models`` and redirects ``/resolve`` to
+storage; storage serves bytes and must never see a token.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ STORED = re.compile(r"/stored/(?P<digest>[0-9a-f]{64})")
 
 @dataclass
 class Repository:
-    """``commits``: revision (40 hexadecimal digits) -> file name -> content; the last one is the head of ``main``."""
+    """``commits``: revision (40 hexadecimal digits) -> file name -> content; the last is ``main``."""
 
     commits: dict[str, dict[str, bytes]]
     token: str | None = None  # who may read; None is everybody
     gated: bool = False
     small: frozenset[str] = frozenset()  # files that are kept in git itself: no SHA-256 is published
-    announced_digest: dict[str, str] = field(default_factory=dict)  # file -> digest announced instead of the true one
+    announced_digest: dict[str, str] = field(
+        default_factory=dict
+    )  # file -> digest announced instead of the true one
 
     @property
     def head(self) -> str:
@@ -179,9 +181,19 @@ class _Handler(BaseHTTPRequestHandler):
         for name, body in repository.commits[commit].items():
             entry = {"rfilename": name, "size": len(body), "blobId": hashlib.sha1(body).hexdigest()}
             if name not in repository.small:
-                entry["lfs"] = {"sha256": hashlib.sha256(body).hexdigest(), "size": len(body), "pointerSize": 135}
+                entry["lfs"] = {
+                    "sha256": hashlib.sha256(body).hexdigest(),
+                    "size": len(body),
+                    "pointerSize": 135,
+                }
             siblings.append(entry)
-        answer = {"id": found["repo"], "modelId": found["repo"], "sha": commit, "private": False, "siblings": siblings}
+        answer = {
+            "id": found["repo"],
+            "modelId": found["repo"],
+            "sha": commit,
+            "private": False,
+            "siblings": siblings,
+        }
         self._answer(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
 
     def _serve_resolve(self, found: re.Match[str]) -> None:
@@ -194,8 +206,17 @@ class _Handler(BaseHTTPRequestHandler):
             return
         digest = hashlib.sha256(body).hexdigest()
         announced = repository.announced_digest.get(found["file"], digest)
-        self._answer(302, {"X-Repo-Commit": commit, "X-Linked-Size": str(len(body)), "X-Linked-Etag": f'"{announced}"',
-                           "ETag": f'"{announced}"', "Location": f"{self.hub.storage}/stored/{digest}"}, b"")
+        self._answer(
+            302,
+            {
+                "X-Repo-Commit": commit,
+                "X-Linked-Size": str(len(body)),
+                "X-Linked-Etag": f'"{announced}"',
+                "ETag": f'"{announced}"',
+                "Location": f"{self.hub.storage}/stored/{digest}",
+            },
+            b"",
+        )
 
     def _serve_stored(self, path: str, fault: Fault) -> None:
         found = STORED.fullmatch(path)
@@ -210,14 +231,29 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(416, {"Content-Range": f"bytes */{len(body)}"}, b"")
         else:
             start = int(asked[1])
-            self._answer(206, {"Content-Range": f"bytes {start}-{len(body) - 1}/{len(body)}"}, body[start:],
-                         fault.cut_after_bytes)
+            self._answer(
+                206,
+                {"Content-Range": f"bytes {start}-{len(body) - 1}/{len(body)}"},
+                body[start:],
+                fault.cut_after_bytes,
+            )
 
-    def _answer(self, status: int, headers: dict[str, str], body: bytes, cut_after_bytes: int | None = None) -> None:
+    def _answer(
+        self, status: int, headers: dict[str, str], body: bytes, cut_after_bytes: int | None = None
+    ) -> None:
         sent = b"" if self.command == "HEAD" else body if cut_after_bytes is None else body[:cut_after_bytes]
         # Noted first: a client that has its answer must find it in ``seen``.
-        self.hub.note(Seen(host=self.host, method=self.command, path=self.path, range=self.headers.get("Range"),
-                           authorised="Authorization" in self.headers, status=status, sent=len(sent)))
+        self.hub.note(
+            Seen(
+                host=self.host,
+                method=self.command,
+                path=self.path,
+                range=self.headers.get("Range"),
+                authorised="Authorization" in self.headers,
+                status=status,
+                sent=len(sent),
+            )
+        )
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
