@@ -1,0 +1,106 @@
+"""The seam between scheduler and engine: batches with memory operations go down, an ``IterationResult`` comes up.
+
+To plug in an engine, implement ``Engine``. To plug in a scheduler, offer what ``scheduler.loop.Scheduler`` offers:
+``submit``, ``cancel``, ``preempt``, ``step``, ``completions`` and ``is_idle``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from scheduler.limits import PoolLimits
+from scheduler.records import ChunkResult, IterationPlan, IterationResult, SamplingParams
+
+PAD_ROW = -1
+
+
+class OpKind(Enum):
+    """Memory operations, named after llama.cpp's: ``seq_rm``, ``seq_cp``, drop of a recurrent state, ``memory_clear``."""
+
+    REMOVE = "remove"
+    COPY = "copy"
+    DROP_STATE = "drop_state"
+    CLEAR = "clear"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOp:
+    """One operation on positions ``[start, stop)`` of ``seq_id`` (-1: open end); COPY reads from ``source``."""
+
+    kind: OpKind
+    seq_id: int = -1
+    start: int = -1
+    stop: int = -1
+    source: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One native decode call: first ``ops`` in order, then rows. ``rows[i]`` indexes the batch, or is ``PAD_ROW``.
+
+    ``cells[i]`` is where row i must land (-1: the engine's choice).
+    """
+
+    ops: tuple[MemoryOp, ...]
+    rows: tuple[int, ...]
+    seq_ids: tuple[int, ...]
+    cells: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A token wanted from batch row ``row``; ``position`` is the position that the new token will have."""
+
+    row: int
+    request_id: str
+    position: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's rows in plan order, and per stage the calls that compute them.
+
+    ``offsets[i]:offsets[i + 1]`` are the rows of the plan's chunk i; ``tokens`` and ``positions`` have one int a row.
+    """
+
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]
+    offsets: tuple[int, ...]
+    samples: tuple[Sample, ...]
+    epochs: tuple[int, ...]
+    clients: tuple[str, ...]
+    committed: tuple[int, ...]
+    stages: tuple[tuple[Call, ...], ...]
+
+
+class EngineFailure(Exception):
+    """A step that the engine could not run: its memory is in doubt, so the scheduler clears it and rebuilds all."""
+
+
+class Engine(Protocol):
+    """Runs batches. ``limits`` has one entry per stage; an unsplit model has one."""
+
+    limits: tuple[PoolLimits, ...]
+
+    def execute(self, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
+        """Run the batch, sample, and say what was completed. Raises ``EngineFailure``."""
+
+    def apply(self, stages: Sequence[Sequence[MemoryOp]]) -> None:
+        """Apply memory operations outside a step, per stage. Raises ``EngineFailure``."""
+
+
+def completed_result(plan: IterationPlan, batch: Batch, tokens: Sequence[int], *, started_ms: float,
+                     finished_ms: float) -> IterationResult:
+    """The result of a batch that ran whole; ``tokens[i]`` answers ``batch.samples[i]``."""
+    emitted = {sample.request_id: token for sample, token in zip(batch.samples, tokens, strict=True)}
+    chunks, debits = [], {}
+    for chunk, epoch, client, committed in zip(plan.chunks, batch.epochs, batch.clients, batch.committed, strict=True):
+        chunks.append(ChunkResult(chunk.request_id, chunk.generation, epoch, chunk.start, chunk.stop,
+                                  emitted.get(chunk.request_id)))
+        if chunk.start >= committed:  # a rebuild is overhead, not service
+            debits[client] = debits.get(client, 0) + chunk.stop - chunk.start
+    return IterationResult(plan.decision_id, tuple(chunks), debits, started_ms, finished_ms)

@@ -1,0 +1,193 @@
+"""The seams of a policy (ordering, admission, batching, preemption, overload) and the default behind each: FCFS.
+
+A policy is pure: it reads a ``SchedulerState`` and returns a plan. What it must remember between decisions is a value that
+the loop keeps for it (``start``, ``observe``) and hands back as ``state.policy_memory``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+from scheduler.legality import interval_limit
+from scheduler.policies.contract import Contract
+from scheduler.records import (
+    BudgetLedger, IntentKind, IterationPlan, Phase, PlannedChunk, PolicyIdentity, QueueIntent, Request, SchedulerState,
+    SessionState, SessionView,
+)
+
+_RANK = {Phase.DECODE: 0, Phase.REBUILD: 1, Phase.PREFILL: 1}
+
+
+class Policy:
+    """FCFS continuous batching: running decodes, then what they left of the budget to prefills, then new sessions.
+
+    Subclasses override single seams. ``identity`` and ``contract`` are part of every plan and of the registry.
+    """
+
+    identity: ClassVar[PolicyIdentity] = PolicyIdentity("fcfs")
+    contract: ClassVar[Contract]
+
+    # -- memory of the policy ----------------------------------------------------------------------------------------
+
+    def start(self) -> Any:
+        """The policy's memory before the first decision."""
+        return None
+
+    def observe(self, memory: Any, event: str, view: SessionView, now_ms: float, amount: int = 0) -> Any:
+        """The policy's memory after an event.
+
+        Events: ``submitted``, ``admitted``, ``resumed``, ``preempted``, ``prefilled`` and ``decoded`` (``amount``
+        completed rows), ``rebuilt``, ``emitted``, ``finished``, ``cancelled``, ``failed``.
+        """
+        return memory
+
+    # -- overload ----------------------------------------------------------------------------------------------------
+
+    def refuse(self, state: SchedulerState, request: Request) -> str | None:
+        """Why a request is turned away at the door, or None. The loop itself bounds the queue and refuses misfits."""
+        return None
+
+    def rejects(self, state: SchedulerState, view: SessionView) -> str | None:
+        """Why a waiting session is given up, or None."""
+        return None
+
+    # -- ordering ----------------------------------------------------------------------------------------------------
+
+    def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
+        """Comparable key; a plan lists its chunks in increasing order of it."""
+        if view.state is SessionState.RUNNING:
+            return (_RANK[view.phase], view.index)
+        return (2 if view.state is SessionState.SUSPENDED else 3, view.index)
+
+    def waiting_order(self, state: SchedulerState) -> Iterable[SessionView]:
+        """Waiting sessions in the order in which they are considered; the default is submission order, lazily."""
+        return (state.views[request_id] for request_id in state.waiting)
+
+    # -- admission ---------------------------------------------------------------------------------------------------
+
+    def future_rows(self, state: SchedulerState, view: SessionView) -> int:
+        """Rows that the policy keeps free for a session beyond those it has now; the default is its whole need."""
+        return view.future_rows
+
+    def keeps_scanning(self, state: SchedulerState, view: SessionView) -> bool:
+        """Whether the scan goes on past a session that does not fit; the default stops, so nobody is overtaken."""
+        return False
+
+    # -- batching ----------------------------------------------------------------------------------------------------
+
+    def chunk_tokens(self, state: SchedulerState, view: SessionView, available: int) -> int:
+        """Tokens that one session gets of ``available`` in this step; 0 leaves it out."""
+        return available
+
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
+        """One step's plan: running sessions by key, then suspended ones, then waiting ones while they fit."""
+        plan = PlanBuilder(state, self)
+        views = state.views
+        running = sorted(((self.order_key(state, view), view.index, view)
+                          for view in map(views.__getitem__, state.running)))
+        for key, _, view in running:
+            plan.add(view, key=key)
+        for view in sorted(map(views.__getitem__, state.suspended), key=lambda v: self.order_key(state, v)):
+            if not plan.enter(view) and not self.keeps_scanning(state, view):
+                return plan.build()
+        for view in self.waiting_order(state):
+            reason = self.rejects(state, view)
+            if reason is not None:
+                plan.reject(view, reason)
+            elif not plan.enter(view) and not self.keeps_scanning(state, view):
+                break
+        return plan.build()
+
+    # -- preemption --------------------------------------------------------------------------------------------------
+
+    def choose_victim(self, state: SchedulerState, requester: SessionView) -> str | None:
+        """Who gives up its rows for ``requester``: a running session, possibly itself; None parks the requester.
+
+        The default takes the newest session, and none that is older than the requester.
+        """
+        newest = max((state.views[request_id] for request_id in state.running), key=lambda view: view.index)
+        return newest.request_id if newest.index > requester.index else None
+
+
+class PlanBuilder:
+    """Composes one plan under the budgets; every limit that holds for all policies is applied here, once."""
+
+    def __init__(self, state: SchedulerState, policy: Policy) -> None:
+        self.state, self.policy = state, policy
+        self.tokens_left = state.max_num_batched_tokens
+        self.seqs_left = state.max_num_seqs
+        self.sequences_left: int | None = None  # asked only when somebody wants to enter
+        self.rows_left = 0
+        self._entered = 0
+        self._chunks: list[tuple[tuple, PlannedChunk]] = []
+        self._intents: list[QueueIntent] = []
+
+    def add(self, view: SessionView, *, key: tuple | None = None, limit: int | None = None) -> int:
+        """Give a running session its next chunk, as long as budgets and ``limit`` allow; returns its tokens."""
+        if not view.ready:
+            return 0
+        return self._grant(view, view.computed, limit, key)
+
+    def enter(self, view: SessionView, *, limit: int | None = None, future_rows: int | None = None) -> bool:
+        """Admit or resume a session if every memory component has room for it; False if it must wait.
+
+        ``future_rows`` is what to keep free for it (default: the policy's forecast), its shared rows not counted.
+        """
+        state, memory = self.state, self.state.memory
+        if self.tokens_left < 1 or self.seqs_left < 1 or not view.ready:
+            return False
+        if len(state.running) + self._entered >= state.max_num_seqs:
+            return False
+        if self.sequences_left is None:
+            self.sequences_left = memory.available_sequences()
+            self.rows_left = memory.available_rows() - sum(
+                self.policy.future_rows(state, state.views[request_id]) for request_id in state.running)
+        cached = memory.cached_tokens(view)
+        need = (self.policy.future_rows(state, view) if future_rows is None else future_rows) - cached
+        pinned = memory.pinned_rows(view) if cached else 0
+        if self.sequences_left < 1 or max(need, 1) > self.rows_left - pinned:
+            return False
+        if not self._grant(view, cached, limit, None):
+            return False
+        self.sequences_left -= 1
+        self.rows_left -= need + pinned
+        self._entered += 1
+        kind = IntentKind.RESUME if view.state is SessionState.SUSPENDED else IntentKind.ADMIT
+        self._intents.append(QueueIntent(kind, view.request_id, view.request.generation))
+        return True
+
+    def reject(self, view: SessionView, reason: str) -> None:
+        """Give up a waiting session for good, with a reason for its caller."""
+        self._intents.append(QueueIntent(IntentKind.REJECT, view.request_id, view.request.generation, reason))
+
+    def _grant(self, view: SessionView, start: int, limit: int | None, key: tuple | None) -> int:
+        if self.seqs_left < 1 or self.tokens_left < 1:
+            return 0
+        state = self.state
+        available = min(self.tokens_left, state.max_chunk_tokens)
+        if limit is not None:
+            available = min(available, limit)
+        available = min(available, self.policy.chunk_tokens(state, view, available))
+        stop = min(interval_limit(view, start), start + available)
+        if stop - start > 1:
+            stop = state.memory.chunk_stop(view, start=start, stop=stop)
+        if stop <= start:
+            return 0
+        if key is None:
+            key = self.policy.order_key(state, view)
+        request = view.request
+        self._chunks.append((key, PlannedChunk(request.request_id, request.generation, view.version, start, stop)))
+        self.tokens_left -= stop - start
+        self.seqs_left -= 1
+        return stop - start
+
+    def build(self) -> IterationPlan:
+        """The plan, its chunks sorted by key."""
+        state = self.state
+        self._chunks.sort(key=lambda item: item[0])
+        chunks = tuple(chunk for _, chunk in self._chunks)
+        ledger = BudgetLedger(state.max_num_batched_tokens, state.max_num_seqs,
+                              state.max_num_batched_tokens - self.tokens_left, len(chunks))
+        return IterationPlan(state.decision_id, state.version, self.policy.identity, chunks, ledger,
+                             tuple(self._intents), tuple(key for key, _ in self._chunks))

@@ -1,0 +1,27 @@
+"""``fcfs``: the default. All seams as in the base class."""
+
+from __future__ import annotations
+
+from scheduler.policies.base import Policy
+from scheduler.policies.contract import Contract
+from scheduler.records import PolicyIdentity
+
+
+class Fcfs(Policy):
+    """First come, first served: nobody is overtaken, admission counts the rows to come, the newest is the victim."""
+
+    identity = PolicyIdentity("fcfs")
+    contract = Contract(
+        scheduling_unit="one step: a chunk per session under a token and a sequence budget",
+        protected_identity="submission order among sessions that wait",
+        visible_state=("counts of each session", "available rows and sequences", "resident prefixes"),
+        decision="who runs which interval, who enters",
+        unknown_future="the realised output length: the declared maximum is reserved",
+        objective="no head-of-line overtaking and no preemption for lack of cells",
+        metric="order of first admission",
+        denominator="admitted sessions",
+        assumptions=("declared max_tokens bounds the output",),
+        foreign_owners=("cells and ids: the memory", "tokens: the engine"),
+        not_reproduced=(),
+        source="the design issue, the step and policies' defaults",
+    )

@@ -1,0 +1,307 @@
+"""Frozen records of the reference scheduler: who may write what is in the table of each class's docstring.
+
+Counts of one session: ``p`` prompt tokens, ``e`` emitted tokens, ``c`` computed rows (physically in the pool now) and
+``k`` committed rows (the furthest frontier ever reached; survives a preemption, never moves back).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+
+class SessionState(Enum):
+    """Queue states. RUNNING -> PREEMPT_PENDING -> SUSPENDED -> RESUME_PENDING -> RUNNING, each may end."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPT_PENDING = "preempt_pending"
+    SUSPENDED = "suspended"
+    RESUME_PENDING = "resume_pending"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+TERMINAL = frozenset({SessionState.FINISHED, SessionState.CANCELLED, SessionState.FAILED})
+
+
+class Phase(Enum):
+    """What an interval of a session is; derived from its counts, never given."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    REBUILD = "rebuild"
+
+
+class FinishReason(Enum):
+    """Why a session ended."""
+
+    LENGTH = "length"
+    STOP = "stop"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class IntentKind(Enum):
+    """What a plan asks the queues to do."""
+
+    ADMIT = "admit"
+    RESUME = "resume"
+    REJECT = "reject"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Greedy when ``temperature`` is 0, else seeded sampling keyed by (seed, session, position): never by batch row."""
+
+    temperature: float = 0.0
+    seed: int = 0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.temperature >= 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise ValueError(f"sampling out of range: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLevel:
+    """Latency objectives of one request in ms; ``None`` is no objective. TTFT from arrival, TBT between emissions."""
+
+    ttft_ms: float | None = None
+    tbt_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One session's question, written by the caller. Holds no realised output length: that is hidden truth."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    generation: int = 0
+    client_id: str = "default"
+    priority: int = 0
+    arrival_ms: float = 0.0
+    slo: ServiceLevel = ServiceLevel()
+    sampling: SamplingParams = SamplingParams()
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise ValueError(f"request {self.request_id}: the prompt is empty")
+        if self.max_tokens < 1:
+            raise ValueError(f"request {self.request_id}: max_tokens is {self.max_tokens}, must be at least 1")
+
+    @property
+    def num_rows(self) -> int:
+        """Cells that the session needs alone: the last emitted token is never computed."""
+        return len(self.prompt) + self.max_tokens - 1
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyIdentity:
+    """Name and version of the policy that made a plan."""
+
+    policy_id: str
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadManifest:
+    """Everything that a caller offers. ``hidden_output_tokens`` never reaches a policy: see ``visible_requests``."""
+
+    workload_id: str
+    requests: tuple[Request, ...]
+    policy: PolicyIdentity
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    tie_break: str = "arrival, request id, generation"
+    hidden_output_tokens: Mapping[str, int] = field(default_factory=dict)
+
+    def visible_requests(self) -> tuple[Request, ...]:
+        """What the scheduler may see."""
+        return self.requests
+
+
+@dataclass(frozen=True, slots=True)
+class SessionView:
+    """One session as policies see it; replaced, never changed, by the module that applies results.
+
+    ``index`` numbers submissions. ``cached`` counts the tokens that were shared, not computed, at the last admission.
+    """
+
+    request: Request
+    index: int
+    state: SessionState
+    emitted: int
+    computed: int
+    committed: int
+    cached: int
+    version: int
+    epoch: int
+    ready: bool
+    submitted_ms: float
+    first_emitted_ms: float | None
+    last_emitted_ms: float | None
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def future_rows(self) -> int:
+        """Rows that the session may still write: whole need minus what is computed."""
+        return len(self.request.prompt) + self.request.max_tokens - 1 - self.computed
+
+    @property
+    def phase(self) -> Phase:
+        """Phase of the next row."""
+        if self.computed < self.committed:
+            return Phase.REBUILD
+        return Phase.PREFILL if self.emitted == 0 else Phase.DECODE
+
+    @property
+    def frontier(self) -> int:
+        """Where the current phase must stop: the committed frontier, the prompt's end, or one row on."""
+        if self.computed < self.committed:
+            return self.committed
+        return len(self.request.prompt) if self.emitted == 0 else self.computed + 1
+
+
+class MemoryFacts(Protocol):
+    """What a policy may ask about memory: capacities and counts, never cells or ids."""
+
+    def available_rows(self) -> int:
+        """Rows that can still be written, evictable prefix entries counted once as available."""
+
+    def available_sequences(self) -> int:
+        """Sessions that can still be opened, over every component that is charged per sequence."""
+
+    def cached_tokens(self, view: SessionView) -> int:
+        """Tokens of the session that a resident prefix holds now, at most all but one."""
+
+    def pinned_rows(self, view: SessionView) -> int:
+        """Evictable rows that sharing for this session would pin, so that they stop being available."""
+
+    def chunk_stop(self, view: SessionView, *, start: int, stop: int) -> int:
+        """``stop``, or an earlier position at which a recurrent state must be kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerState:
+    """What a policy sees: written by the loop, one per decision. The collections are read-only."""
+
+    decision_id: int
+    version: int
+    now_ms: float
+    waiting: Collection[str]
+    running: Collection[str]
+    suspended: Collection[str]
+    views: Mapping[str, SessionView]
+    memory: MemoryFacts
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_chunk_tokens: int
+    service: Mapping[str, int]
+    policy_memory: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChunk:
+    """Half-open interval ``[start, stop)`` of one session's tokens, bound to the snapshot that it was planned from."""
+
+    request_id: str
+    generation: int
+    version: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueIntent:
+    """A wish of the plan: intent is not release, and not admission."""
+
+    kind: IntentKind
+    request_id: str
+    generation: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLedger:
+    """What the plan spends of the step's two budgets."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    num_tokens: int
+    num_seqs: int
+
+
+@dataclass(frozen=True, slots=True)
+class IterationPlan:
+    """Written by a policy: what one step should run. ``order`` holds one comparable key per chunk, in plan order."""
+
+    decision_id: int
+    input_version: int
+    policy: PolicyIdentity
+    chunks: tuple[PlannedChunk, ...]
+    ledger: BudgetLedger
+    intents: tuple[QueueIntent, ...] = ()
+    order: tuple[tuple, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkResult:
+    """What happened to one chunk: progress before and after, and the emitted token if there is one."""
+
+    request_id: str
+    generation: int
+    epoch: int
+    before: int
+    after: int
+    token: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IterationResult:
+    """Written by an engine. ``debits`` charges completed prefill and decode rows to clients, never a rebuild."""
+
+    decision_id: int
+    chunks: tuple[ChunkResult, ...]
+    debits: Mapping[str, int]
+    started_ms: float
+    finished_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Typed answer to a submission that is not accepted; ``retryable`` says whether waiting can help."""
+
+    request_id: str
+    reason: str
+    retryable: bool
+    needed: int = 0
+    available: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The end of an accepted session; exactly one per session."""
+
+    request_id: str
+    generation: int
+    tokens: tuple[int, ...]
+    reason: FinishReason
+    error: str = ""
+
+
+class IllegalTransition(Exception):
+    """A plan, result or receipt that is not legal; the message names the rule and the session."""
