@@ -1,4 +1,7 @@
-"""``manifests/<family>.yaml`` as records: what a family is, which model rows it has, what its suites must hit."""
+"""``manifests/<family>.yaml`` as records.
+
+What a family is, which model rows it has, what its suites must hit.
+"""
 
 from __future__ import annotations
 
@@ -62,28 +65,33 @@ class Mark(StrEnum):
 
 
 HYBRID_CLASSES = frozenset({KvClass.MAMBA_HYBRID, KvClass.DELTANET_HYBRID})
-COMPONENTS_OF_CLASS = MappingProxyType({
-    KvClass.DENSE: (Component.ATTENTION_CELLS,),
-    KvClass.MLA: (Component.ATTENTION_CELLS,),
-    KvClass.SLIDING_WINDOW: (Component.ATTENTION_CELLS, Component.WINDOW_CELLS),
-    KvClass.MAMBA_HYBRID: (Component.ATTENTION_CELLS, Component.RECURRENT_SLOTS),
-    KvClass.DELTANET_HYBRID: (Component.ATTENTION_CELLS, Component.RECURRENT_SLOTS),
-})
-SHARING_OF_CLASS = MappingProxyType({
-    KvClass.DENSE: Sharing.POSITIONAL,
-    KvClass.MLA: Sharing.POSITIONAL,
-    KvClass.SLIDING_WINDOW: Sharing.BOTH_CACHES,
-    KvClass.MAMBA_HYBRID: Sharing.WHOLE_STATE,
-    KvClass.DELTANET_HYBRID: Sharing.WHOLE_STATE,
-})
+COMPONENTS_OF_CLASS = MappingProxyType(
+    {
+        KvClass.DENSE: (Component.ATTENTION_CELLS,),
+        KvClass.MLA: (Component.ATTENTION_CELLS,),
+        KvClass.SLIDING_WINDOW: (Component.ATTENTION_CELLS, Component.WINDOW_CELLS),
+        KvClass.MAMBA_HYBRID: (Component.ATTENTION_CELLS, Component.RECURRENT_SLOTS),
+        KvClass.DELTANET_HYBRID: (Component.ATTENTION_CELLS, Component.RECURRENT_SLOTS),
+    }
+)
+SHARING_OF_CLASS = MappingProxyType(
+    {
+        KvClass.DENSE: Sharing.POSITIONAL,
+        KvClass.MLA: Sharing.POSITIONAL,
+        KvClass.SLIDING_WINDOW: Sharing.BOTH_CACHES,
+        KvClass.MAMBA_HYBRID: Sharing.WHOLE_STATE,
+        KvClass.DELTANET_HYBRID: Sharing.WHOLE_STATE,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
     """One model of a family. Fields that its source doesn't have are None.
 
-    ``generated``: ``width`` and, where they differ from the tiny models', ``n_head``, ``n_head_kv``, ``ffn_dim``.
-    ``hub``: ``repo``, ``file``, ``revision``. ``package``: ``package``, ``version``, ``file`` (inside the package).
+    ``generated``: ``width`` and, where they differ from the tiny models', ``n_head``, ``n_head_kv``,
+    ``ffn_dim``. ``hub``: ``repo``, ``file``, ``revision``. ``package``: ``package``, ``version``, ``file``
+    (inside the package).
     """
 
     name: str
@@ -148,14 +156,17 @@ class Family:
 
     @property
     def needs_shadow(self) -> bool:
-        """Must every token be decoded under two sequence ids? So that no window cell has a single owner and is re-used."""
+        """Is every token decoded under two ids? Then no window cell has a single owner and is re-used."""
         return self.kv_class is KvClass.SLIDING_WINDOW
 
     def row(self, name: str) -> ModelRow:
         """The row ``name``; ``UsageError`` if the manifest has none."""
         if name not in self.rows:
-            raise UsageError(f"family {self.name} has no model row {name!r}", where=str(self.path),
-                             why=f"its rows are {', '.join(self.rows)}")
+            raise UsageError(
+                f"family {self.name} has no model row {name!r}",
+                where=str(self.path),
+                why=f"its rows are {', '.join(self.rows)}",
+            )
         return self.rows[name]
 
 
@@ -168,8 +179,11 @@ def load_family(name: str, directory: Path | None = None) -> Family:
     """One family by name; ``UsageError`` if it is unknown or its manifest isn't valid."""
     path = (directory or manifests_dir()) / f"{name}.yaml"
     if name not in family_names(directory):
-        raise UsageError(f"unknown family {name!r}", why=f"families are {', '.join(family_names(directory))}",
-                         todo=f"add {path} to make it one")
+        raise UsageError(
+            f"unknown family {name!r}",
+            why=f"families are {', '.join(family_names(directory))}",
+            todo=f"add {path} to make it one",
+        )
     content = load_checked_yaml(path, schema="manifest")
     return _family(content, path)
 
@@ -180,7 +194,10 @@ def load_families(directory: Path | None = None) -> dict[str, Family]:
 
 
 def family_names(directory: Path | None = None) -> list[str]:
-    """Names of the manifests in ``directory``, simplest memory first; families that the project doesn't know come last."""
+    """Names of the manifests in ``directory``, simplest memory first.
+
+    Families that the project doesn't know come last.
+    """
     folder = directory or manifests_dir()
     names = sorted(path.stem for path in folder.glob("*.yaml"))
     if not names:
@@ -190,13 +207,22 @@ def family_names(directory: Path | None = None) -> list[str]:
 
 
 def _family(content: dict[str, Any], path: Path) -> Family:
-    rows = {name: ModelRow(name=name, source=RowSource(row["source"]), **{k: v for k, v in row.items() if k != "source"})
-            for name, row in content["rows"].items()}
+    rows = {
+        name: ModelRow(
+            name=name, source=RowSource(row["source"]), **{k: v for k, v in row.items() if k != "source"}
+        )
+        for name, row in content["rows"].items()
+    }
     family = Family(
-        name=content["family"], architecture=content["architecture"], kv_class=KvClass(content["kv_class"]),
-        components=tuple(Component(name) for name in content["components"]), sharing=Sharing(content["sharing"]),
-        rows=MappingProxyType(rows), engine=EngineSettings(**content["engine"]),
-        marks=tuple(Mark(name) for name in content["marks"]), path=path,
+        name=content["family"],
+        architecture=content["architecture"],
+        kv_class=KvClass(content["kv_class"]),
+        components=tuple(Component(name) for name in content["components"]),
+        sharing=Sharing(content["sharing"]),
+        rows=MappingProxyType(rows),
+        engine=EngineSettings(**content["engine"]),
+        marks=tuple(Mark(name) for name in content["marks"]),
+        path=path,
     )
     _check_consistent(family)
     return family
@@ -204,17 +230,25 @@ def _family(content: dict[str, Any], path: Path) -> Family:
 
 def _check_consistent(family: Family) -> None:
     """What a schema can't say: fields that must agree with each other."""
+
     def fault(key: str, why: str) -> UsageError:
         return UsageError("manifest is not valid", where=f"{family.path} at {key}", why=why)
 
     if family.name != family.path.stem:
         raise fault("family", f"{family.name!r} is not the file's name {family.path.stem!r}")
     if family.components != COMPONENTS_OF_CLASS[family.kv_class]:
-        raise fault("components", f"kv_class {family.kv_class} has {', '.join(COMPONENTS_OF_CLASS[family.kv_class])}")
+        raise fault(
+            "components", f"kv_class {family.kv_class} has {', '.join(COMPONENTS_OF_CLASS[family.kv_class])}"
+        )
     if family.sharing is not SHARING_OF_CLASS[family.kv_class]:
         raise fault("sharing", f"kv_class {family.kv_class} shares {SHARING_OF_CLASS[family.kv_class]}")
     if family.needs_shadow and not family.engine.swa_full:
-        raise fault("engine.swa_full", "a window cache that drops cells can't be exact in one pool; it must be true")
+        raise fault(
+            "engine.swa_full", "a window cache that drops cells can't be exact in one pool; it must be true"
+        )
     for row in family.rows.values():
-        if len({pin is None for pin in (row.revision, row.sha256, row.size_bytes)}) > 1 and row.source is RowSource.HUB:
+        if (
+            len({pin is None for pin in (row.revision, row.sha256, row.size_bytes)}) > 1
+            and row.source is RowSource.HUB
+        ):
             raise fault(f"rows.{row.name}", "revision, sha256 and size_bytes are set together or not at all")

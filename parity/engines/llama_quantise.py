@@ -9,7 +9,10 @@ from parity.errors import UsageError
 
 
 def quantise_model(source: Path, target: Path, ftype: int, n_threads: int) -> None:
-    """Write ``source`` quantised to ``target``. ``ftype`` is llama.cpp's ``llama_ftype`` (``gguf.LlamaFileType``)."""
+    """Write ``source`` quantised to ``target``.
+
+    ``ftype`` is llama.cpp's ``llama_ftype`` (``gguf.LlamaFileType``).
+    """
     from parity.engines import llama
 
     library = llama.library()
@@ -17,5 +20,9 @@ def quantise_model(source: Path, target: Path, ftype: int, n_threads: int) -> No
     settings.ftype, settings.nthread = ftype, n_threads
     code = library.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(settings))
     if code != 0:
-        raise UsageError("llama.cpp could not quantise a model", where=str(source), why=f"it returned {code}",
-                         todo="see its messages above")
+        raise UsageError(
+            "llama.cpp could not quantise a model",
+            where=str(source),
+            why=f"it returned {code}",
+            todo="see its messages above",
+        )

@@ -1,4 +1,4 @@
-"""Models by name: generated tiny ones, their quantised variants, packaged and fetched real ones, any GGUF file."""
+"""Models by name: generated ones and their quantised variants, packaged and fetched real ones, any file."""
 
 from __future__ import annotations
 

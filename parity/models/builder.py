@@ -1,4 +1,4 @@
-"""Collects a model's metadata and tensor recipes, then streams them into a GGUF file, one tensor in memory at a time."""
+"""Collects a model's metadata and tensor recipes, then streams them into a GGUF file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class ModelSize:
 
     def __post_init__(self) -> None:
         if self.width % (2 * self.n_head) or self.n_head % self.n_head_kv or self.n_layer < 1:
-            raise ValueError(f"width must be a multiple of twice n_head, n_head of n_head_kv, n_layer positive: {self}")
+            raise ValueError(
+                f"width must be a multiple of twice n_head, n_head of n_head_kv, n_layer positive: {self}"
+            )
 
     @property
     def head_dim(self) -> int:
@@ -44,7 +46,7 @@ class ModelSize:
 
 @contextlib.contextmanager
 def replaced_file(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, renamed to it when the block ends well and removed when it doesn't."""
+    """A temporary path beside ``path``: renamed to it when the block ends well, else removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
@@ -58,7 +60,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
 
 
 class ModelBuilder:
-    """One GGUF in the making. ``writer`` takes the metadata; ``bell``, ``ones`` and ``even`` declare float32 tensors.
+    """One GGUF in the making: ``writer`` takes metadata; ``bell``, ``ones``, ``even`` declare float32 tensors.
 
     Shapes are NumPy's (rows first): a product's weight is ``(outputs, inputs)``.
     """
@@ -75,20 +77,22 @@ class ModelBuilder:
         self.writer.add_layer_norm_rms_eps(1e-5)
 
     def bell(self, name: str, *shape: int, gain: float = 1.0) -> None:
-        """A product's weight: deviation ``gain / sqrt(inputs)``, so that ``gain`` is the output's size for unit inputs."""
+        """A product's weight: ``gain`` is the size of its output for inputs of size 1."""
         deviation = gain / math.sqrt(shape[-1])
         self._declare(name, shape, lambda stream: bell_weights(stream, shape, deviation=deviation))
 
     def ones(self, name: str, *shape: int, mean: float = 1.0) -> None:
         """A norm's or a skip connection's weight: near ``mean``, each a little different."""
-        self._declare(name, shape, lambda stream: bell_weights(stream, shape, deviation=0.1) + np.float32(mean))
+        self._declare(
+            name, shape, lambda stream: bell_weights(stream, shape, deviation=0.1) + np.float32(mean)
+        )
 
     def even(self, name: str, *shape: int, low: float, high: float) -> None:
         """Uniform on [low, high): decay rates and time steps, whose sign and size matter."""
         self._declare(name, shape, lambda stream: even_weights(stream, shape, low=low, high=high))
 
     def embeddings(self, *, gain: float, output_gain: float | None, norm_mean: float = 1.0) -> None:
-        """Token embeddings, the last norm and, unless the two are tied (``output_gain`` None), the output head."""
+        """Token embeddings, the last norm and, unless tied (``output_gain`` None), the output head."""
         width = self.size.width
         self._token_rows("token_embd.weight", deviation=gain)
         self.ones("output_norm.weight", width, mean=norm_mean)
@@ -98,12 +102,14 @@ class ModelBuilder:
     def _token_rows(self, name: str, *, deviation: float) -> None:
         def make(stream: np.random.PCG64) -> np.ndarray:
             rows = bell_weights(stream, (N_VOCAB, self.size.width), deviation=deviation)
-            rows[-len(CONTROL_TOKENS):] *= np.float32(CONTROL_GAIN)
+            rows[-len(CONTROL_TOKENS) :] *= np.float32(CONTROL_GAIN)
             return rows
 
         self._declare(name, (N_VOCAB, self.size.width), make)
 
-    def _declare(self, name: str, shape: tuple[int, ...], make: Callable[[np.random.PCG64], np.ndarray]) -> None:
+    def _declare(
+        self, name: str, shape: tuple[int, ...], make: Callable[[np.random.PCG64], np.ndarray]
+    ) -> None:
         self._recipes[name] = (shape, make)
         self.writer.add_tensor_info(name, shape, np.dtype(np.float32), 4 * math.prod(shape))
 

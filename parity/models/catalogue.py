@@ -1,4 +1,7 @@
-"""From a model's name to a verified file: generated on demand, quantised on demand, found in a package or the Hub cache."""
+"""From a model's name to a verified file.
+
+Generated on demand, quantised on demand, found in a package or the Hub cache.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,9 @@ class ModelFile:
 def resolve_model(spec: str) -> ModelFile:
     """The file that ``spec`` names, made if it can be made here; ``UsageError`` if not.
 
-    ``llama`` (the tiny row), ``llama:<row>`` (``tiny``, ``wide`` or ``f32_256``, ``real``, ...), ``llama:q8_0``, ``llama:q4_0``,
-    ``llama:q4_k_m`` (the 256-wide row quantised by llama.cpp), ``mid:q8_0`` (the 150M model), ``smollm2-135m``, or a path.
+    ``llama`` (the tiny row), ``llama:<row>`` (``tiny``, ``wide`` or ``f32_256``, ``real``, ...),
+    ``llama:q8_0``, ``llama:q4_0``, ``llama:q4_k_m`` (the 256-wide row quantised by llama.cpp), ``mid:q8_0``
+    (the 150M model), ``smollm2-135m``, or a path.
     """
     if spec.endswith(".gguf") or "/" in spec:
         return _any_file(Path(spec))
@@ -49,8 +53,11 @@ def resolve_model(spec: str) -> ModelFile:
     for family in families.values():
         if spec in family.rows and spec not in ("tiny", "real"):
             return _row_file(family, family.rows[spec])
-    raise UsageError(f"unknown model {spec!r}", why=f"families are {', '.join(families)}",
-                     todo="name a family, family:row or the path of a .gguf file; `parity models` lists them")
+    raise UsageError(
+        f"unknown model {spec!r}",
+        why=f"families are {', '.join(families)}",
+        todo="name a family, family:row or the path of a .gguf file; `parity models` lists them",
+    )
 
 
 def _of_family(family: Family, row: str) -> ModelFile:
@@ -65,9 +72,15 @@ def _variant(family: Family, source_row: str, file_type: str) -> ModelFile:
     if file_type == "f32":
         return _row_file(family, source)
     if file_type not in FILE_TYPES:
-        raise UsageError(f"unknown quantisation {file_type!r}", why=f"made here are f32, {', '.join(FILE_TYPES)}")
-    path, digest = quantised_file(source_sha256=source.sha256, stem=f"{family.name}-{source_row}", file_type=file_type,
-                                  make_source=lambda: _generated_file(family, source))
+        raise UsageError(
+            f"unknown quantisation {file_type!r}", why=f"made here are f32, {', '.join(FILE_TYPES)}"
+        )
+    path, digest = quantised_file(
+        source_sha256=source.sha256,
+        stem=f"{family.name}-{source_row}",
+        file_type=file_type,
+        make_source=lambda: _generated_file(family, source),
+    )
     row = file_type if source_row == QUANTISED_FROM else f"{source_row}-{file_type}"
     return ModelFile(path=path, sha256=digest, family=family.name, row=row)
 
@@ -82,6 +95,23 @@ def _row_file(family: Family, row: ModelRow) -> ModelFile:
     return ModelFile(path=path, sha256=row.sha256, family=family.name, row=row.name)
 
 
+def find_row_file(family: Family, row: ModelRow) -> Path | None:
+    """The row's file if it is on disk, else None.
+
+    Nothing is made or fetched. ``UsageError`` says what a package lacks.
+    """
+    if row.source is RowSource.GENERATED:
+        path = generated_path(family, row)
+    elif row.source is RowSource.PACKAGE:
+        path = resolve_package_file(row)
+    else:
+        found = row.locked and huggingface_hub.try_to_load_from_cache(
+            row.repo, row.file, revision=row.revision
+        )
+        path = Path(found) if isinstance(found, str) else None
+    return path if path and path.exists() else None
+
+
 def generated_path(family: Family, row: ModelRow) -> Path:
     """Where a generated row's file is kept. The digest is in the name: a new pin never meets an old file."""
     return cache_dir("models") / f"{family.name}-{row.name}-{row.sha256[:12]}.gguf"
@@ -92,9 +122,15 @@ def build_row(family: Family, row: ModelRow, target: Path) -> None:
     from parity.models.tiny import BUILDERS
 
     if family.name not in BUILDERS:
-        raise UsageError(f"family {family.name} has no model writer", where=str(family.path),
-                         why=f"row {row.name} says source: generated", todo="add one to parity/models/tiny")
-    chosen = {key: getattr(row, key) for key in ("n_head", "n_head_kv", "ffn_dim") if getattr(row, key) is not None}
+        raise UsageError(
+            f"family {family.name} has no model writer",
+            where=str(family.path),
+            why=f"row {row.name} says source: generated",
+            todo="add one to parity/models/tiny",
+        )
+    chosen = {
+        key: getattr(row, key) for key in ("n_head", "n_head_kv", "ffn_dim") if getattr(row, key) is not None
+    }
     BUILDERS[family.name](ModelSize(width=row.width, n_layer=row.n_layer, **chosen)).save(target)
 
 
@@ -112,30 +148,47 @@ def _generated_file(family: Family, row: ModelRow) -> Path:
 def _check_digest(path: Path, row: ModelRow, family: Family, *, made: bool) -> None:
     found = verified_sha256(path)
     if found != row.sha256:
-        todo = ("the model writer and the manifest disagree: change the pin only on purpose" if made
-                else f"remove {path}, it will be made again")
-        raise UsageError(f"model {family.name}:{row.name} has the wrong digest", where=str(family.path if made else path),
-                         why=f"SHA-256 is {found}, pinned is {row.sha256}", todo=todo)
+        todo = (
+            "the model writer and the manifest disagree: change the pin only on purpose"
+            if made
+            else f"remove {path}, it will be made again"
+        )
+        raise UsageError(
+            f"model {family.name}:{row.name} has the wrong digest",
+            where=str(family.path if made else path),
+            why=f"SHA-256 is {found}, pinned is {row.sha256}",
+            todo=todo,
+        )
 
 
 def _hub_file(family: Family, row: ModelRow) -> Path:
     """The row's file in the Hub's cache. Nothing is downloaded here: that is asked for by a command."""
     name = f"model {family.name}:{row.name}"
     if not row.locked:
-        raise UsageError(f"{name} is unlocked", where=str(family.path), why="its revision and digest were never looked up",
-                         todo=f"run `parity lock --family {family.name}` and `parity fetch --family {family.name}`")
+        raise UsageError(
+            f"{name} is unlocked",
+            where=str(family.path),
+            why="its revision and digest were never looked up",
+            todo=f"run `parity lock --family {family.name}` and `parity fetch --family {family.name}`",
+        )
     todo = f"run `parity fetch --family {family.name}`"
     found = huggingface_hub.try_to_load_from_cache(row.repo, row.file, revision=row.revision)
     if not isinstance(found, str):
-        raise UsageError(f"{name} is not here", why=f"{row.repo}/{row.file} is not in the Hub's cache", todo=todo)
+        raise UsageError(
+            f"{name} is not here", why=f"{row.repo}/{row.file} is not in the Hub's cache", todo=todo
+        )
     return _checked_download(Path(found), row, todo=todo)
 
 
 def _checked_download(path: Path, row: ModelRow, *, todo: str) -> Path:
     found = verified_sha256(path)
     if found != row.sha256:
-        raise UsageError(f"model {row.name} has the wrong digest", where=str(path),
-                         why=f"SHA-256 is {found}, pinned is {row.sha256}", todo=todo)
+        raise UsageError(
+            f"model {row.name} has the wrong digest",
+            where=str(path),
+            why=f"SHA-256 is {found}, pinned is {row.sha256}",
+            todo=todo,
+        )
     return path
 
 
@@ -146,6 +199,10 @@ def _any_file(path: Path) -> ModelFile:
     owner = next((family for family in load_families().values() if family.architecture == architecture), None)
     if owner is None:
         known = ", ".join(family.architecture for family in load_families().values())
-        raise UsageError(f"architecture {architecture!r} belongs to no family", where=str(path), why=f"known are {known}",
-                         todo="add a manifest for it")
+        raise UsageError(
+            f"architecture {architecture!r} belongs to no family",
+            where=str(path),
+            why=f"known are {known}",
+            todo="add a manifest for it",
+        )
     return ModelFile(path=path, sha256=verified_sha256(path), family=owner.name, row=path.stem)

@@ -1,4 +1,7 @@
-"""SHA-256 of large files, computed once: a note in the cache says for which size and modification time it holds."""
+"""SHA-256 of large files, computed once.
+
+A note in the cache says for which size and modification time it holds.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from pathlib import Path
 
 from parity.store import cache_dir, file_sha256, save_text
 
-ALWAYS_HASHED_BYTES = 16 << 20  # smaller files are hashed every time, which costs less than a tenth of a second
+ALWAYS_HASHED_BYTES = (
+    16 << 20
+)  # smaller files are hashed every time, which costs less than a tenth of a second
 
 
 def verified_sha256(path: Path) -> str:
-    """SHA-256 of ``path``. A large file is read only if it changed since the last time (size, time, inode)."""
+    """SHA-256 of ``path``. A large file is read only if it changed (size, time, inode)."""
     path = path.resolve()
     state = path.stat()
     if state.st_size <= ALWAYS_HASHED_BYTES:

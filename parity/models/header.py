@@ -1,8 +1,9 @@
 """A GGUF file's metadata and tensor table, read without its weights and without decoding its vocabulary.
 
-The ``gguf`` package's reader makes a Python object of every token and merge (seconds for a small model, tens of seconds for a
-large one). This one skips string arrays, keeps the raw bytes' place of every field so that a slicer can copy them, and says
-clearly when a file is cut short. Format: ggml's ``docs/gguf.md``, versions 2 and 3, little-endian.
+The ``gguf`` package's reader makes a Python object of every token and merge (seconds for a small model, tens
+of seconds for a large one). This one skips string arrays, keeps the raw bytes' place of every field so that a
+slicer can copy them, and says clearly when a file is cut short. Format: ggml's ``docs/gguf.md``, versions 2
+and 3, little-endian.
 """
 
 from __future__ import annotations
@@ -20,16 +21,24 @@ from parity.errors import UsageError
 
 MAGIC = b"GGUF"
 SCALAR_FORMATS = {
-    GGUFValueType.UINT8: "<B", GGUFValueType.INT8: "<b", GGUFValueType.UINT16: "<H", GGUFValueType.INT16: "<h",
-    GGUFValueType.UINT32: "<I", GGUFValueType.INT32: "<i", GGUFValueType.FLOAT32: "<f", GGUFValueType.BOOL: "<?",
-    GGUFValueType.UINT64: "<Q", GGUFValueType.INT64: "<q", GGUFValueType.FLOAT64: "<d",
+    GGUFValueType.UINT8: "<B",
+    GGUFValueType.INT8: "<b",
+    GGUFValueType.UINT16: "<H",
+    GGUFValueType.INT16: "<h",
+    GGUFValueType.UINT32: "<I",
+    GGUFValueType.INT32: "<i",
+    GGUFValueType.FLOAT32: "<f",
+    GGUFValueType.BOOL: "<?",
+    GGUFValueType.UINT64: "<Q",
+    GGUFValueType.INT64: "<q",
+    GGUFValueType.FLOAT64: "<d",
 }
 MAX_COUNT = 1 << 32  # a larger count can only come from a damaged file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeaderField:
-    """One metadata entry: its value (None for arrays of strings) and the half-open byte range of key, type and value."""
+    """One metadata entry: its value (None for arrays of strings) and its half-open range of file bytes."""
 
     value: Any
     start: int
@@ -38,7 +47,10 @@ class HeaderField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """One row of the tensor table. ``shape`` is ggml's (columns first); ``start`` is the data's absolute file offset."""
+    """One row of the tensor table.
+
+    ``shape`` is ggml's (columns first); ``start`` is the data's absolute file offset.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -74,8 +86,12 @@ class GgufHeader:
         """``get`` of an entry that the architecture can't do without."""
         value = self.get(key)
         if value is None:
-            raise UsageError("model lacks metadata", where=str(self.path), why=f"no {key.format(arch=self.architecture)}",
-                             todo="convert it again with a current llama.cpp")
+            raise UsageError(
+                "model lacks metadata",
+                where=str(self.path),
+                why=f"no {key.format(arch=self.architecture)}",
+                todo="convert it again with a current llama.cpp",
+            )
         return value
 
 
@@ -113,12 +129,16 @@ class _HeaderReader:
         alignment_field = fields.get("general.alignment")
         alignment = alignment_field.value if alignment_field else 32
         data_start = -(-self._file.tell() // alignment) * alignment
-        tensors = tuple(TensorEntry(name=name, shape=shape, type=kind, start=data_start + offset)
-                        for name, shape, kind, offset in entries)
+        tensors = tuple(
+            TensorEntry(name=name, shape=shape, type=kind, start=data_start + offset)
+            for name, shape, kind, offset in entries
+        )
         end = max((tensor.start + tensor.n_bytes for tensor in tensors), default=0)
         if end > self._n_file_bytes:
             raise self._fault(f"it is truncated: {self._n_file_bytes} bytes of {end}")
-        return GgufHeader(path=self._path, version=version, alignment=alignment, fields=fields, tensors=tensors)
+        return GgufHeader(
+            path=self._path, version=version, alignment=alignment, fields=fields, tensors=tensors
+        )
 
     def _tensor_entry(self) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
         name = self._text()
@@ -149,7 +169,9 @@ class _HeaderReader:
         if item_kind is GGUFValueType.ARRAY:
             return [self._value(GGUFValueType.ARRAY) for _ in range(n_items)]
         letter = SCALAR_FORMATS[item_kind][1]
-        return list(struct.unpack(f"<{n_items}{letter}", self._bytes(n_items * struct.calcsize(f"<{letter}"))))
+        return list(
+            struct.unpack(f"<{n_items}{letter}", self._bytes(n_items * struct.calcsize(f"<{letter}")))
+        )
 
     def _text(self) -> str:
         return self._bytes(self._count()).decode("utf-8", errors="replace")
@@ -173,4 +195,6 @@ class _HeaderReader:
         self._bytes(n_bytes)
 
     def _fault(self, why: str) -> UsageError:
-        return UsageError("not a usable GGUF file", where=str(self._path), why=why, todo="make or fetch it again")
+        return UsageError(
+            "not a usable GGUF file", where=str(self._path), why=why, todo="make or fetch it again"
+        )

@@ -21,7 +21,9 @@ class StrictLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is given twice", key_node.start_mark
+                )
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -33,9 +35,12 @@ def load_schema(name: str) -> dict[str, Any]:
 
 
 def load_checked_yaml(path: Path, *, schema: str) -> dict[str, Any]:
-    """The content of a YAML file that satisfies a schema; ``UsageError`` with file and key path for the first fault."""
+    """The content of a YAML file that satisfies a schema.
+
+    ``UsageError`` names the file and the key path of the fault that matters most.
+    """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), StrictLoader)
+        content = yaml.load(path.read_text(encoding="utf-8"), StrictLoader)  # noqa: S506 (a SafeLoader)
     except OSError as error:
         raise UsageError("file cannot be read", where=str(path), why=error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
@@ -43,7 +48,8 @@ def load_checked_yaml(path: Path, *, schema: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        raise UsageError("file is not valid YAML", where=f"{path}{line}", why=getattr(error, "problem", None) or str(error)) from error
+        why = getattr(error, "problem", None) or str(error)
+        raise UsageError("file is not valid YAML", where=f"{path}{line}", why=why) from error
     validator = jsonschema.Draft202012Validator(load_schema(schema))
     fault = jsonschema.exceptions.best_match(validator.iter_errors(content))
     if fault is not None:

@@ -17,9 +17,18 @@ def add_attention_metadata(model: ModelBuilder, *, rope_dims: int | None = None)
     model.writer.add_feed_forward_length(size.ffn)
 
 
-def add_attention(model: ModelBuilder, prefix: str, *, query_gain: float = SHARP, key_gain: float = SHARP,
-                  query_rows: int = 1) -> None:
-    """Query, key, value and output weights of one layer; ``query_rows`` 2 adds an output gate to the query rows."""
+def add_attention(
+    model: ModelBuilder,
+    prefix: str,
+    *,
+    query_gain: float = SHARP,
+    key_gain: float = SHARP,
+    query_rows: int = 1,
+) -> None:
+    """Query, key, value and output weights of one layer.
+
+    ``query_rows`` 2 adds an output gate to the query rows.
+    """
     size = model.size
     n_query, n_key = size.n_head * size.head_dim, size.n_head_kv * size.head_dim
     model.bell(prefix + "attn_q.weight", query_rows * n_query, size.width, gain=query_gain)
@@ -39,6 +48,10 @@ def add_experts(model: ModelBuilder, prefix: str, *, n_expert: int, expert_dim: 
     """A router, ``n_expert`` routed experts and one shared expert, each ``expert_dim`` wide."""
     width = model.size.width
     model.bell(prefix + "ffn_gate_inp.weight", n_expert, width, gain=4.0)
-    for name, rows, columns in (("gate", expert_dim, width), ("up", expert_dim, width), ("down", width, expert_dim)):
+    for name, rows, columns in (
+        ("gate", expert_dim, width),
+        ("up", expert_dim, width),
+        ("down", width, expert_dim),
+    ):
         model.bell(f"{prefix}ffn_{name}_exps.weight", n_expert, rows, columns)
         model.bell(f"{prefix}ffn_{name}_shexp.weight", rows, columns)

@@ -1,4 +1,7 @@
-"""deepseek2: multi-head latent attention, one latent KV head per layer; two dense layers lead, then experts ("lite")."""
+"""deepseek2: multi-head latent attention, one latent KV head per layer.
+
+Two dense layers lead, then experts ("lite").
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,24 @@ N_LEADING_DENSE, N_EXPERT, N_EXPERT_USED = 2, 4, 2
 
 
 def build_deepseek2(size: ModelSize) -> ModelBuilder:
-    """The cache holds ``latent_dim + rope_dim`` values per cell and layer: no value cache, keys and values are the latent."""
+    """The cache holds ``latent_dim + rope_dim`` values per cell and layer.
+
+    No value cache, keys and values are the latent.
+    """
     model = ModelBuilder("deepseek2", size, seed=3)
-    # The latent is as wide as a quantisation block (256) in the 256-wide variant and half the width in the tiny one.
+    # The latent is as wide as a quantisation block (256) in the 256-wide variant and half the width in the
+    # tiny one.
     latent_dim = 256 if size.width >= 256 else size.width // 2
     rope_dim, plain_dim, value_dim = size.head_dim // 2, size.head_dim, size.head_dim
     expert_dim = size.width if size.width >= 256 else size.width // 2
-    _add_metadata(model, latent_dim=latent_dim, rope_dim=rope_dim, plain_dim=plain_dim, value_dim=value_dim,
-                  expert_dim=expert_dim)
+    _add_metadata(
+        model,
+        latent_dim=latent_dim,
+        rope_dim=rope_dim,
+        plain_dim=plain_dim,
+        value_dim=value_dim,
+        expert_dim=expert_dim,
+    )
     for layer in range(size.n_layer):
         prefix = f"blk.{layer}."
         model.ones(prefix + "attn_norm.weight", size.width)
@@ -37,8 +50,9 @@ def build_deepseek2(size: ModelSize) -> ModelBuilder:
     return model
 
 
-def _add_metadata(model: ModelBuilder, *, latent_dim: int, rope_dim: int, plain_dim: int, value_dim: int,
-                  expert_dim: int) -> None:
+def _add_metadata(
+    model: ModelBuilder, *, latent_dim: int, rope_dim: int, plain_dim: int, value_dim: int, expert_dim: int
+) -> None:
     writer, size = model.writer, model.size
     writer.add_head_count(size.n_head)
     writer.add_head_count_kv(1)

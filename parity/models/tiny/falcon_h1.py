@@ -26,7 +26,9 @@ def build_falcon_h1(size: ModelSize) -> ModelBuilder:
         model.bell(prefix + "ssm_conv1d.weight", conv_dim, CONV_KERNEL, gain=2.0)
         model.even(prefix + "ssm_conv1d.bias", conv_dim, low=-0.05, high=0.05)
         model.even(prefix + "ssm_dt.bias", n_ssm_head, low=-0.5, high=0.5)
-        model.even(prefix + "ssm_a", n_ssm_head, 1, low=-1.2, high=-0.1)  # decay rates: from short to long memory
+        model.even(
+            prefix + "ssm_a", n_ssm_head, 1, low=-1.2, high=-0.1
+        )  # decay rates: from short to long memory
         model.ones(prefix + "ssm_d", n_ssm_head, 1)
         model.ones(prefix + "ssm_norm.weight", N_GROUP, inner_dim // N_GROUP)
         model.bell(prefix + "ssm_out.weight", size.width, inner_dim)

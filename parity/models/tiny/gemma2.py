@@ -1,4 +1,7 @@
-"""gemma2: layers alternate between a sliding window of 16 tokens and full attention; soft-capped scores and logits."""
+"""gemma2: layers alternate between a sliding window of 16 tokens and full attention.
+
+Soft-capped scores and logits.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ WINDOW_TOKENS = 16
 
 
 def build_gemma2(size: ModelSize) -> ModelBuilder:
-    """Even layers see a window, odd ones everything. The output head is the embedding (gemma2 always ties them)."""
+    """Even layers see a window, odd ones everything.
+
+    The output head is the embedding (gemma2 always ties them).
+    """
     model = ModelBuilder("gemma2", size, seed=2)
     add_attention_metadata(model)
     model.writer.add_attn_logit_softcapping(50.0)
@@ -25,7 +31,8 @@ def build_gemma2(size: ModelSize) -> ModelBuilder:
         model.ones(prefix + "ffn_norm.weight", size.width)
         add_feed_forward(model, prefix)
         model.ones(prefix + "post_ffw_norm.weight", size.width)
-    # A tied head favours the token just read by (its share of the hidden state) x width x gain: with gain 4 / width that is about
-    # the noise of the other logits, so the layers decide. The last norm brings the logits back to a deviation of about 3.
+    # A tied head favours the token just read by (its share of the hidden state) x width x gain: with gain 4 /
+    # width that is about the noise of the other logits, so the layers decide. The last norm brings the logits
+    # back to a deviation of about 3.
     model.embeddings(gain=4.0 / size.width, output_gain=None, norm_mean=0.75 * math.sqrt(size.width))
     return model

@@ -1,4 +1,7 @@
-"""qwen3next: gated DeltaNet layers with full attention every fourth layer; every layer's feed-forward has experts."""
+"""qwen3next: gated DeltaNet layers with full attention every fourth layer.
+
+Every layer's feed-forward has experts.
+"""
 
 from __future__ import annotations
 
