@@ -35,9 +35,11 @@ gate: setup ## the merge gate's verdict and its reports in reports/
 	@$(BIN)/parity gate --json $(REPORTS)/gate.json --junit $(REPORTS)/gate.xml \
 		--markdown $(REPORTS)/gate.md --html $(REPORTS)/gate.html $(PARITY_ARGS)
 
-lint: setup ## ruff, and zizmor over the workflows
+lint: setup ## ruff over the code; schema and security linters over the workflows
 	@$(BIN)/ruff check .
-	@$(BIN)/zizmor --offline --quiet .github/workflows
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-actions .github/actions/*/action.yml
+	@$(BIN)/zizmor --offline --quiet --strict-collection .github
 
 lock: setup ## rewrite requirements/*.txt from pyproject.toml (UPGRADE=1 takes newer versions)
 	@$(COMPILE) --all-extras --no-emit-package llama-cpp-python pyproject.toml -o requirements/lock.txt
