@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-import subprocess
+import fnmatch
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,21 +93,21 @@ def dotted_name(node: ast.AST) -> str:
 
 
 def load_sources() -> list[Source]:
-    """Every text file that is tracked or would be: ignored files are left out."""
-    listing = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    """Every text file of the checkout that .gitignore does not name; works without git."""
+    ignored = [line.strip("/") for line in (REPOSITORY / ".gitignore").read_text().split()] + [".git"]
+
+    def is_kept(name: str) -> bool:
+        return not any(fnmatch.fnmatch(name, pattern) for pattern in ignored)
+
     sources = []
-    for name in sorted(name for name in listing.stdout.split("\0") if name):
-        path = REPOSITORY / name
-        if not path.is_file():
-            continue
-        try:
-            sources.append(Source(name, path.read_bytes().decode("utf-8")))
-        except UnicodeDecodeError:
-            continue  # binary
+    for folder, folders, names in os.walk(REPOSITORY):
+        folders[:] = sorted(filter(is_kept, folders))
+        for name in sorted(filter(is_kept, names)):
+            path = Path(folder, name)
+            try:
+                sources.append(
+                    Source(path.relative_to(REPOSITORY).as_posix(), path.read_text(encoding="utf-8"))
+                )
+            except UnicodeDecodeError:
+                continue  # binary
     return sources
