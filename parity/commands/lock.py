@@ -85,6 +85,6 @@ def _lock(family: Family, row: ModelRow, settings: HubSettings, policy: RetryPol
         raise Unavailable(f"contradicts the Hub: {told}", code=ExitCode.FAIL)
     if not changes:
         return f"is locked at revision {known.revision}"
-    text = family.path.read_text(encoding="utf-8")
+    text = family.path.read_bytes().decode()  # as bytes: line ends stay as they are
     save_text(family.path, replace_scalars(text, changes, where=str(family.path)))
     return f"locked at revision {found.revision}, {found.size_bytes} bytes, SHA-256 {found.sha256}"

@@ -27,11 +27,13 @@ def replace_scalars(text: str, changes: Mapping[KeyPath, Scalar], *, where: str)
         raise UsageError("file is not valid YAML", where=where, why=str(error.problem)) from error
     edits = []
     for path, value in changes.items():
-        node = _scalar_at(root, path, where)
+        key, node = _entry_at(root, path, where)
         start, stop = node.start_mark.index, node.end_mark.index
-        old = text[start:stop]
-        new = _spelled(value, old)
-        edits.append((start, stop, new if old else f" {new}"))
+        if start == stop:  # nothing is written there: the value goes right behind the colon
+            start = stop = text.index(":", key.end_mark.index) + 1
+            edits.append((start, stop, f" {_spelled(value, '')}"))
+        else:
+            edits.append((start, stop, _spelled(value, text[start:stop])))
     edited = text
     for start, stop, new in sorted(edits, reverse=True):
         edited = edited[:start] + new + edited[stop:]
@@ -39,18 +41,19 @@ def replace_scalars(text: str, changes: Mapping[KeyPath, Scalar], *, where: str)
     return edited
 
 
-def _scalar_at(root: Node, path: KeyPath, where: str) -> ScalarNode:
-    node = root
-    for key in path:
+def _entry_at(root: Node, path: KeyPath, where: str) -> tuple[Node, ScalarNode]:
+    """The key and the scalar at ``path``."""
+    key, node = root, root
+    for name in path:
         entries = node.value if isinstance(node, MappingNode) else []
-        node = next((value for name, value in entries if name.value == key), None)
+        key, node = next(((key, value) for key, value in entries if key.value == name), (None, None))
         if node is None:
             raise UsageError(
                 f"key {'.'.join(path)} is missing", where=where, todo="add it with the value null"
             )
     if not isinstance(node, ScalarNode):
         raise UsageError(f"key {'.'.join(path)} does not hold one value", where=where)
-    return node
+    return key, node
 
 
 def _spelled(value: Scalar, old: str) -> str:
@@ -70,10 +73,14 @@ def _check_only_these_changed(before: str, after: str, changes: Mapping[KeyPath,
         for key in path[:-1]:
             level = level[key]
         level[path[-1]] = value
-    if yaml.safe_load(after) != expected:
+    try:
+        found = yaml.safe_load(after)
+    except yaml.YAMLError:
+        found = None
+    if found != expected:
         raise UsageError(
             "the file cannot be edited in place",
             where=where,
-            why="a changed value is used twice in it",
+            why="a value that would change is used elsewhere in it",
             todo="replace YAML anchors and aliases by plain values",
         )

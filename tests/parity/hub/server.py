@@ -62,7 +62,8 @@ class Fault:
     cut_after_bytes: int | None = None
     ignores_range: bool = False
     body: bytes | None = None
-    wait_for: Callable[[], None] | None = None
+    wait_for: Callable[[], None] | None = None  # called before the answer
+    stall: Callable[[], None] | None = None  # called after the body's last sent byte
     times: int = 1
 
 
@@ -226,7 +227,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         if asked is None or fault.ignores_range:
-            self._answer(200, {}, body, fault.cut_after_bytes)
+            self._answer(200, {}, body, fault)
         elif int(asked[1]) >= len(body):
             self._answer(416, {"Content-Range": f"bytes */{len(body)}"}, b"")
         else:
@@ -235,12 +236,11 @@ class _Handler(BaseHTTPRequestHandler):
                 206,
                 {"Content-Range": f"bytes {start}-{len(body) - 1}/{len(body)}"},
                 body[start:],
-                fault.cut_after_bytes,
+                fault,
             )
 
-    def _answer(
-        self, status: int, headers: dict[str, str], body: bytes, cut_after_bytes: int | None = None
-    ) -> None:
+    def _answer(self, status: int, headers: dict[str, str], body: bytes, fault: Fault | None = None) -> None:
+        cut_after_bytes = fault.cut_after_bytes if fault else None
         sent = b"" if self.command == "HEAD" else body if cut_after_bytes is None else body[:cut_after_bytes]
         # Noted first: a client that has its answer must find it in ``seen``.
         self.hub.note(
@@ -261,4 +261,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(sent)
         self.wfile.flush()
+        if fault and fault.stall is not None:
+            fault.stall()
         self.close_connection = cut_after_bytes is not None

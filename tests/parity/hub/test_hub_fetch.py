@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from huggingface_hub import hf_hub_download
 
 from parity.errors import ExitCode, UsageError
-from parity.models.hub import resolve_hub_file
+from parity.models.hub import fetch_file, place_of, resolve_hub_file
 from parity.models.hub_file import HubSettings
 from tests.parity.hub.desk import FILE, FIRST, REPO, SECOND, Desk, leftovers, pinned, refused, weights
 from tests.parity.hub.server import Fault
@@ -168,6 +169,25 @@ def test_fetch_onto_a_full_device_is_one_line(desk: Desk, body: bytes):
     blobs.mkdir(parents=True)
     (blobs / f"{pinned(body).sha256}.incomplete").symlink_to("/dev/full")
     refused(desk, pinned(body), ExitCode.UNKNOWN, "disk full", "HF_HOME")
+
+
+def test_fetch_waits_for_the_process_that_holds_the_files_lock(desk: Desk, body: bytes):
+    place = place_of(pinned(body), desk.settings)
+    said: list[str] = []
+    with ExitStack() as other:
+        other.enter_context(place.locked(said.append))
+        assert said == []
+
+        def let_go(line: str) -> None:
+            said.append(line)
+            assert desk.hub.requests("storage", "GET") == []
+            other.close()
+
+        fetched = fetch_file(
+            pinned(body), settings=desk.settings, policy=desk.policy, report=lambda *_: None, say=let_go
+        )
+    assert fetched.path.read_bytes() == body
+    assert len(said) == 1 and "another process" in said[0]
 
 
 def test_offline_fetch_with_a_cache_works_and_asks_nobody(desk: Desk, body: bytes):
