@@ -1,0 +1,88 @@
+"""Bits and bytes: every session's logits and tokens equal those of the same session alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from parity.drive import Run, session_index
+from parity.records import Divergence
+from scheduler.engine import PAD_ROW
+from scheduler.records import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one session gave: token ids and per token a digest of the logits that it was chosen from."""
+
+    tokens: Sequence[int]
+    digests: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Identity of one session: ``step`` is its first token whose logits (bits) or id (bytes) differ, or None."""
+
+    session: int
+    bits_step: int | None
+    bytes_step: int | None
+    length_differs: bool
+
+
+def compare_session(session: int, expected: Answer, actual: Answer, *, complete: bool) -> Comparison:
+    """First differences; a session that did not run to its end is compared as far as it went."""
+    def first(left: Sequence, right: Sequence) -> int | None:
+        return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), None)
+
+    bits, tokens = first(expected.digests, actual.digests), first(expected.tokens, actual.tokens)
+    too_long = len(actual.tokens) > len(expected.tokens)
+    length_differs = too_long or (complete and len(actual.tokens) != len(expected.tokens))
+    if length_differs:
+        shorter = min(len(actual.tokens), len(expected.tokens))
+        bits, tokens = (shorter if bits is None else bits), (shorter if tokens is None else tokens)
+    return Comparison(session, bits, tokens, length_differs)
+
+
+def compare_run(run: Run, expected: Mapping[int, Answer], actual: Mapping[int, Answer]) -> list[Comparison]:
+    """Every session that produced something or completed, in order."""
+    comparisons = []
+    for index, completion in sorted(run.completions.items()):
+        complete = completion.reason in (FinishReason.LENGTH, FinishReason.STOP)
+        answer = actual.get(index, Answer((), ()))
+        answer = Answer(completion.tokens, answer.digests[:len(completion.tokens)])
+        if complete or answer.tokens:
+            comparisons.append(compare_session(index, expected[index], answer, complete=complete))
+    return comparisons
+
+
+def explain_divergence(run: Run, comparison: Comparison, expected: Answer, *,
+                       margin: float, distance: Callable[[int, int], float]) -> Divergence:
+    """Evidence for the first differing step: neighbours in that batch, chunk boundaries so far, cells of the session."""
+    session = comparison.session
+    steps = [step for step in (comparison.bits_step, comparison.bytes_step) if step is not None]
+    step = min(steps)
+    emitted = run.emitted_at.get(session, [])
+    at = emitted[step] if step < len(emitted) else (emitted[-1] if emitted else -1)
+    tokens = run.completions[session].tokens
+    neighbours: tuple[int, ...] = ()
+    chunks: list[tuple[int, int]] = []
+    cells: dict[int, int] = {}
+    for traced in run.trace:
+        if traced.step > at >= 0:
+            break
+        plan, batch = traced.flight.plan, traced.flight.batch
+        for index, chunk in enumerate(plan.chunks):
+            if session_index(chunk.request_id) != session:
+                continue
+            chunks.append((chunk.start, chunk.stop))
+            neighbours = tuple(session_index(c.request_id) for c in plan.chunks if c is not chunk)
+            rows = range(batch.offsets[index], batch.offsets[index + 1])
+            for call in batch.stages[0] if batch.stages else ():
+                for row, cell in zip(call.rows, call.cells, strict=True):
+                    if row != PAD_ROW and row in rows:
+                        cells[batch.positions[row]] = cell
+    return Divergence(session=session, step=step, scheduler_step=at,
+                      expected_token=expected.tokens[step] if step < len(expected.tokens) else None,
+                      actual_token=tokens[step] if step < len(tokens) else None,
+                      margin=margin, distance=distance(session, step), neighbours=neighbours, chunks=tuple(chunks),
+                      cells=tuple(cell for _, cell in sorted(cells.items())))

@@ -1,0 +1,65 @@
+"""Marks: what a run exercised, counted from its history. A suite whose mark is zero is red."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from parity.drive import Run, TraceStep, session_index
+from parity.records import FaultKind
+from scheduler.engine import PAD_ROW
+from scheduler.legality import phase_at
+from scheduler.records import FinishReason, Phase
+
+
+def count_marks(run: Run) -> dict[str, int]:
+    """All marks of one run, zero ones included."""
+    marks = Counter({name: 0 for name in MARKS})
+    chunked: Counter[int] = Counter()
+    opened: dict[int, str] = {}
+    for traced in run.trace:
+        _count_step(traced, marks, chunked, opened)
+    marks["chunked"] = sum(count > 1 for count in chunked.values())
+    for record in run.records:
+        marks["shared"] += record.prefix_hits
+        marks["preempted"] += record.preempted
+        marks["resumed"] += record.resumed
+        marks["rebuilt"] += record.recompute_tokens > 0
+        marks["pool_full"] += record.cells_available == 0
+        marks["engine_failed"] += record.engine_failures
+    for completion in run.completions.values():
+        marks["cancelled"] += completion.reason is FinishReason.CANCELLED
+        marks["stopped"] += completion.reason is FinishReason.STOP
+    marks["refused"] = len(run.refusals)
+    marks["cancelled_in_flight"] = sum(f.in_flight and f.kind is FaultKind.CANCEL for f in run.fired)
+    return dict(marks)
+
+
+MARKS = ("mixed_step", "chunked", "shared", "preempted", "resumed", "cancelled", "id_reused", "pool_full", "rebuilt",
+         "padded_call", "one_token_chunk", "concurrent", "seeded", "stopped", "refused", "engine_failed",
+         "cancelled_in_flight")
+
+
+def _count_step(traced: TraceStep, marks: Counter[str], chunked: Counter[int], opened: dict[int, str]) -> None:
+    flight = traced.flight
+    phases = []
+    for chunk in flight.plan.chunks:
+        phase = phase_at(flight.views[chunk.request_id], chunk.start)
+        phases.append(phase)
+        if phase is Phase.PREFILL:
+            chunked[session_index(chunk.request_id)] += 1
+            marks["one_token_chunk"] += chunk.stop - chunk.start == 1
+    marks["mixed_step"] += Phase.DECODE in phases and Phase.PREFILL in phases
+    marks["concurrent"] += len(phases) > 1
+    marks["seeded"] += sum(sample.sampling.temperature > 0 for sample in flight.batch.samples)
+    if not flight.batch.stages:
+        return
+    owner_of_row = [chunk.request_id for chunk in flight.plan.chunks for _ in range(chunk.stop - chunk.start)]
+    for call in flight.batch.stages[0]:
+        marks["padded_call"] += PAD_ROW in call.rows
+        for row, seq_id in zip(call.rows, call.seq_ids, strict=True):
+            if row == PAD_ROW:
+                continue
+            owner = owner_of_row[row]
+            if opened.get(seq_id, owner) != owner:
+                marks["id_reused"] += 1
+            opened[seq_id] = owner

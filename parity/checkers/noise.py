@@ -1,0 +1,21 @@
+"""The stock layout: how far its logits move, and whether a changed token is within what that noise can do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+NOISE_FACTOR = 16.0  # a changed token is noise if its logits moved at most this much more than the run's 99th percentile
+RELATIVE_FLOOR = 0.05  # or less than this share of the reference row's spread
+
+
+def logit_distance(left: np.ndarray, right: np.ndarray) -> float:
+    """Largest absolute difference of two float32 rows [n_vocab]; infinite where only one is finite."""
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(left.astype(np.float64) - right.astype(np.float64))
+    return float("inf") if np.isnan(difference).any() else float(difference.max(initial=0.0))
+
+
+def is_noise(distance: float, reference: np.ndarray, noise: list[float]) -> bool:
+    """Whether a changed token can be the layout's rounding: its row moved about as far as rows usually move here."""
+    usual = float(np.quantile(noise, 0.99)) if noise else 0.0
+    return distance <= max(NOISE_FACTOR * usual, RELATIVE_FLOOR * float(reference.std()))
