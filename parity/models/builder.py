@@ -60,7 +60,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
 
 
 class ModelBuilder:
-    """One GGUF in the making: ``writer`` takes metadata; ``bell``, ``ones``, ``even`` declare float32 tensors.
+    """One GGUF in the making: ``writer`` takes metadata; ``bell``, ``ones``, ``even`` declare tensors.
 
     Shapes are NumPy's (rows first): a product's weight is ``(outputs, inputs)``.
     """
