@@ -33,13 +33,14 @@ def resolve_package_file(row: ModelRow) -> Path:
     Raises ``UsageError`` naming ``parity fetch --confirm`` when the package, this version of it or the file
     is absent, or when its SHA-256 is not the row's.
     """
+    wrong = None
     for path in _candidates(row, [str(package_folder(row)), *sys.path]):
-        if verified_sha256(path) == row.sha256:
+        if (found := verified_sha256(path)) == row.sha256:
             return path
-        raise UsageError(
-            f"{path} has digest {file_sha256(path)}, the manifest says {row.sha256}", todo=REMEDY
-        )
-    raise UsageError(f"{row.file} of package {row.package} {row.version} is not installed", todo=REMEDY)
+        wrong = wrong or f"{path} has digest {found}, the manifest says {row.sha256}"
+    raise UsageError(
+        wrong or f"{row.file} of package {row.package} {row.version} is not installed", todo=REMEDY
+    )
 
 
 def install_package(row: ModelRow, *, say: Callable[[str], None]) -> Path:

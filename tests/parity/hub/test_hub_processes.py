@@ -43,7 +43,7 @@ def start(folder: Path, env: dict[str, str]) -> subprocess.Popen[str]:
 
 def test_fetch_honours_the_hub_variables(desk: Desk, body: bytes, locked: Path):
     desk.hub.repositories[REPO].token = "hf_right"
-    refused = start(locked, environment(desk))
+    refused = start(locked, environment(desk, HF_HOME=str(locked / "refused")))
     granted = start(locked, environment(desk, HF_TOKEN="hf_right"))
     out, err = refused.communicate(timeout=60)
     assert refused.returncode == ExitCode.UNKNOWN and "HF_TOKEN" in out and "Traceback" not in err
