@@ -148,6 +148,9 @@ class Scheduler:
         state = self.state(now_ms)
         plan = self.policy.plan_iteration(state)
         validate_plan(state, plan, self.policy)
+        if not plan.chunks and not plan.intents and not self.table.running and len(self.table.views) \
+                and self.memory.evict_one():
+            return self._plan(now_ms)  # a hit can pin more than it saves: rather than wait for ever, compute it anew
         return plan
 
     def _admit(self, plan: IterationPlan, now_ms: float) -> IterationPlan:

@@ -1,0 +1,266 @@
+"""The only composer: a case becomes an engine, a scheduler, a run, answers of the oracle, and a verdict.
+
+``Runner`` works in the process that it is in; ``run_case`` does the same in a worker process that may die.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from parity.checkers.identity import Answer, Comparison, compare_run, explain_divergence
+from parity.checkers.marks import count_marks
+from parity.checkers.noise import is_noise, logit_distance
+from parity.drive import Driver, Run, session_index
+from parity.engines.llama import LlamaModel
+from parity.engines.pool import LlamaEngine, PoolContext
+from parity.errors import UsageError
+from parity.families import Family, load_family
+from parity.models import ModelFile, resolve_model
+from parity.numerics import NumericsProfile
+from parity.oracle import Oracle, Question, Solo
+from parity.records import Case, Divergence, Fault, FaultKind, Outcome, Verdict
+from parity.sampling import logits_digest
+from scheduler.limits import Layout, PoolLimits, Sharing
+from scheduler.loop import Scheduler
+from scheduler.policies import make_policy
+
+STREAM_SEQUENCES = 20
+NOISE_SAMPLES = 2000
+
+
+def pool_limits(case: Case, family: Family, profile: NumericsProfile) -> PoolLimits:
+    """The scheduler's limits for a case's pool under a profile."""
+    streams = case.layout is Layout.STREAMS
+    sharing = Sharing.WHOLE_STATE if streams or family.is_hybrid else Sharing.POSITIONAL
+    return PoolLimits(layout=case.layout, num_sequences=case.num_sequences, recurrent=family.is_hybrid,
+                      num_cells=case.pool_cells * (case.num_sequences if streams else 1),
+                      sharing=sharing if case.prefix_cache else Sharing.NONE,
+                      max_call_rows=profile.max_call_rows, pad_lone_rows=profile.pad_lone_rows)
+
+
+known_family = functools.cache(load_family)
+known_model = functools.cache(resolve_model)  # verified once per process
+
+
+class LogitsRecorder:
+    """Keeps a digest of every sampled row, and the rows themselves where they are asked for."""
+
+    def __init__(self, *, keep_rows: bool) -> None:
+        self.digests: dict[int, list[str]] = {}
+        self.rows: dict[int, list[np.ndarray]] = {}
+        self._keep_rows = keep_rows
+
+    def __call__(self, request_id: str, position: int, row: np.ndarray) -> None:
+        session = session_index(request_id)
+        self.digests.setdefault(session, []).append(logits_digest(row))
+        if self._keep_rows:
+            self.rows.setdefault(session, []).append(row.copy())
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One run of a case on a real engine, with what its sessions gave."""
+
+    run: Run
+    recorder: LogitsRecorder
+    leftovers: list[int]
+
+    @property
+    def answers(self) -> dict[int, Answer]:
+        return {index: Answer(completion.tokens, self.recorder.digests.get(index, ()))
+                for index, completion in self.run.completions.items()}
+
+    @property
+    def signature(self) -> list:
+        """What must be the same when the case runs again."""
+        return [(index, answer.tokens, tuple(answer.digests)) for index, answer in sorted(self.answers.items())]
+
+
+class Runner:
+    """Keeps models, contexts and oracles of one process between cases, so that a case costs only its steps."""
+
+    def __init__(self, *, n_threads: int = 1, remember: bool = True) -> None:
+        self.n_threads, self.remember = n_threads, remember
+        self._models: dict[tuple, LlamaModel] = {}
+        self._engines: dict[tuple, LlamaEngine] = {}
+        self._oracles: dict[tuple, Oracle] = {}
+
+    # -- what is kept ------------------------------------------------------------------------------------------------
+
+    def model(self, file: ModelFile, profile: NumericsProfile) -> LlamaModel:
+        key = (file.sha256, profile.use_extra_bufts)
+        if key not in self._models:
+            self._models[key] = LlamaModel(file.path, use_extra_bufts=profile.use_extra_bufts)
+        return self._models[key]
+
+    def engine(self, case: Case, file: ModelFile, family: Family, profile: NumericsProfile) -> LlamaEngine:
+        """The engine of a case, its context large enough for the family's engine settings or the case."""
+        shadow = family.needs_shadow and case.layout is not Layout.STREAMS
+        settings = family.engine
+        if case.layout is Layout.STREAMS:
+            num_sequences, num_cells = max(STREAM_SEQUENCES, case.num_sequences), max(512, case.pool_cells + 1)
+        else:
+            most = settings.n_seq_max // (2 if shadow else 1) - (1 if family.is_hybrid else 0)
+            num_sequences, num_cells = max(most, case.num_sequences), max(settings.n_ctx, case.pool_cells + 2)
+        key = (file.sha256, profile, case.layout, case.kv_type, num_sequences, num_cells)
+        if key not in self._engines:
+            self._engines[key] = LlamaEngine(PoolContext(
+                self.model(file, profile), layout=case.layout, num_sequences=num_sequences, num_cells=num_cells,
+                shadow=shadow, recurrent=family.is_hybrid, profile=profile, kv_type=case.kv_type,
+                n_threads=self.n_threads, swa_full=settings.swa_full))
+        return self._engines[key]
+
+    def oracle(self, case: Case, file: ModelFile, family: Family, profile: NumericsProfile) -> Oracle:
+        """The oracle of a case: the case's kernels; for ``stock``, which has none that are exact, row numerics."""
+        longest = max(len(s.prompt) + s.max_tokens for s in case.sessions)
+        n_ctx = 1024 if 2 * longest < 1000 else -(-(2 * longest + 64) // 256) * 256
+        key = (file.sha256, profile, case.kv_type, n_ctx)
+        if key not in self._oracles:
+            self._oracles[key] = Oracle(self.model(file, profile), file.sha256, profile, shadow=family.needs_shadow,
+                                        kv_type=case.kv_type, n_ctx=n_ctx, remember=self.remember)
+        return self._oracles[key]
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def attempt(self, case: Case, engine: LlamaEngine, family: Family, profile: NumericsProfile,
+                model_digest: str) -> Attempt:
+        """Run a case once on an idle engine."""
+        engine.configure(pool_limits(case, family, profile))
+        recorder = LogitsRecorder(keep_rows=True)
+        engine.observe_logits = recorder
+        policy = make_policy(case.policy, **dict(case.policy_options))
+
+        def inject(fault: Fault) -> bool:
+            if fault.kind in (FaultKind.NO_SLOT, FaultKind.DECODE_ERROR):
+                engine.fail_before_call = fault.call
+                return True
+            return False
+
+        def make_scheduler(observer) -> Scheduler:
+            return Scheduler(engine, policy, case.step_limits(), model_digest=model_digest, observer=observer)
+
+        try:
+            run = Driver(case, make_scheduler, inject).drive()
+        finally:
+            engine.observe_logits, engine.fail_before_call = None, None
+        return Attempt(run, recorder, engine.pool.leftover_sequences())
+
+    def run(self, case: Case, profile: NumericsProfile) -> Outcome:
+        """Run a case twice, judge it against the oracle, and say what it came to."""
+        family, file = known_family(case.family), known_model(case.model)
+        layout_profile = profile.for_layout(case.layout)
+        engine = self.engine(case, file, family, layout_profile)
+        first = self.attempt(case, engine, family, layout_profile, file.sha256)
+        second = self.attempt(case, engine, family, layout_profile, file.sha256)
+        oracle_profile = profile if case.layout is Layout.STOCK else layout_profile
+        oracle = self.oracle(case, file, family, oracle_profile)
+        return judge(case, first, second, oracle)
+
+
+def question(case: Case, index: int) -> Question:
+    """What the oracle is asked about session ``index``."""
+    session = case.sessions[index]
+    return Question(prompt=session.prompt, max_tokens=session.max_tokens, sampling=session.sampling,
+                    stop_token_ids=session.stop_token_ids, request_id=f"s{index}")
+
+
+def judge(case: Case, first: Attempt, second: Attempt, oracle: Oracle) -> Outcome:
+    """Compare, explain, count: the outcome of a case that ran."""
+    run = first.run
+    solos: dict[int, Solo] = {index: oracle.solo(question(case, index)) for index in sorted(run.completions)}
+    expected = {index: Answer(solo.tokens, solo.digests) for index, solo in solos.items()}
+    comparisons = compare_run(run, expected, first.answers)
+    problems = list(run.problems)
+    if first.signature != second.signature:
+        problems.append("not reproducible: the case differs from itself when it runs again")
+    if first.leftovers:
+        problems.append(f"memory: sequences {first.leftovers} still hold cells after the case")
+
+    def distance(session: int, step: int) -> float:
+        rows, reference = first.recorder.rows.get(session, ()), oracle.logits(question(case, session))
+        return logit_distance(rows[step], reference[step]) if step < min(len(rows), len(reference)) else float("inf")
+
+    noise: tuple[float, ...] = ()
+    differing = [c for c in comparisons if c.bits_step is not None or c.bytes_step is not None]
+    if case.layout is Layout.STOCK:
+        noise, differing = _weigh_noise(case, comparisons, first, oracle, distance)
+    divergences = tuple(_explain(run, c, expected[c.session], solos[c.session], distance) for c in differing)
+    verdict = Verdict.FAIL if divergences or problems else Verdict.PASS
+    return Outcome(case=case, verdict=verdict, sessions=len(comparisons),
+                   bit_identical=sum(c.bits_step is None for c in comparisons),
+                   byte_identical=sum(c.bytes_step is None for c in comparisons),
+                   divergences=divergences, problems=tuple(problems), marks=count_marks(run), noise=noise)
+
+
+def _explain(run: Run, comparison: Comparison, expected: Answer, solo: Solo, distance) -> Divergence:
+    step = min(s for s in (comparison.bits_step, comparison.bytes_step) if s is not None)
+    margin = solo.margins[step] if step < len(solo.margins) else 0.0
+    return explain_divergence(run, comparison, expected, margin=margin, distance=distance)
+
+
+def _weigh_noise(case: Case, comparisons: list[Comparison], attempt: Attempt, oracle: Oracle,
+                 distance) -> tuple[tuple[float, ...], list[Comparison]]:
+    """Noise of every comparable step, and the sessions whose changed token that noise cannot explain."""
+    noise: list[float] = []
+    for comparison in comparisons:
+        rows = attempt.recorder.rows.get(comparison.session, ())
+        comparable = len(rows) if comparison.bytes_step is None else comparison.bytes_step
+        noise += [distance(comparison.session, step) for step in range(min(comparable, len(rows)))]
+    unexplained = []
+    for comparison in comparisons:
+        step = comparison.bytes_step
+        if step is None:
+            continue
+        reference = oracle.logits(question(case, comparison.session))
+        if comparison.length_differs or step >= len(reference) or not is_noise(
+                distance(comparison.session, step), reference[step], noise):
+            unexplained.append(comparison)
+    return tuple(noise[:NOISE_SAMPLES]), unexplained
+
+
+# -- in a worker process ---------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def process_runner(n_threads: int) -> Runner:
+    """The runner of this process."""
+    return Runner(n_threads=n_threads)
+
+
+def run_case_here(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Entry point of the worker: JSON in, JSON out."""
+    case = Case.from_json(arguments["case"])
+    profile = NumericsProfile.from_json(arguments["profile"])
+    outcome = process_runner(arguments.get("n_threads", 1)).run(case, profile)
+    return outcome_to_data(outcome)
+
+
+def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
+    """JSON-able form of an outcome without its case."""
+    data = asdict(replace(outcome, case=None))
+    data["verdict"] = outcome.verdict.value
+    return data
+
+
+def outcome_from_data(case: Case, data: dict[str, Any]) -> Outcome:
+    """What ``outcome_to_data`` wrote, its case attached again."""
+    tuples = {key: tuple(data[key]) for key in ("problems", "noise")}
+    divergences = tuple(Divergence(**{key: tuple(map(tuple, value)) if key == "chunks" else
+                                      tuple(value) if isinstance(value, list) else value
+                                      for key, value in item.items()}) for item in data["divergences"])
+    return Outcome(**{**data, **tuples, "case": case, "divergences": divergences,
+                      "verdict": Verdict(data["verdict"])})
+
+
+def check_case(case: Case) -> None:
+    """Refuse a case that cannot be run at all. Raises ``UsageError``."""
+    family = known_family(case.family)
+    if case.layout is not Layout.STREAMS:
+        most = family.engine.n_seq_max // (2 if family.needs_shadow else 1) - (1 if family.is_hybrid else 0)
+        if case.num_sequences > most:
+            raise UsageError(f"{case.num_sequences} sequences", where="case", why=f"family {family.name} has {most}",
+                             todo="lower num_sequences")

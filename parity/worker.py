@@ -1,0 +1,152 @@
+"""Containment: a worker process that runs one call after another and may die; a hang is ended after a bound.
+
+Calls and answers are JSON lines; a call names a function ``module:function`` that takes and returns JSON-able data.
+Run as ``python -m parity.worker`` it is the worker itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from typing import Any
+
+from parity.errors import UsageError
+from parity.store import REPOSITORY
+
+DEFAULT_TIMEOUT_S = 300.0
+STDERR_TAIL_BYTES = 4000
+
+
+class WorkerDied(Exception):
+    """The worker ended or was ended during a call; ``reason`` is one line, ``stderr`` what it said last."""
+
+    def __init__(self, reason: str, stderr: str) -> None:
+        self.reason, self.stderr = reason, stderr
+        super().__init__(reason)
+
+
+class Worker:
+    """A process with its own environment, started at the first call and again after a death."""
+
+    def __init__(self, environment: tuple[tuple[str, str], ...] = ()) -> None:
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stderr = None
+
+    def call(self, function: str, arguments: dict[str, Any], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        """Answer of ``function(arguments)``. Raises ``WorkerDied``, ``UsageError`` or ``RuntimeError`` (a bug)."""
+        process = self._running()
+        self._stderr.seek(0, os.SEEK_END)
+        begin = self._stderr.tell()
+        try:
+            process.stdin.write(json.dumps({"function": function, "arguments": arguments}).encode() + b"\n")
+            process.stdin.flush()
+            line = self._read_line(process, timeout_s)
+        except (BrokenPipeError, TimeoutError) as error:
+            raise self._died(begin, timed_out=isinstance(error, TimeoutError), timeout_s=timeout_s) from error
+        if not line:
+            raise self._died(begin, timed_out=False, timeout_s=timeout_s)
+        answer = json.loads(line)
+        if "usage" in answer:
+            raise UsageError(answer["usage"])
+        if "error" in answer:
+            raise RuntimeError(f"worker: {answer['error']}")
+        return answer["answer"]
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            environment = {**os.environ, **dict(self._environment)}
+            environment["PYTHONPATH"] = os.pathsep.join(
+                filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")]))
+            self._stderr = tempfile.TemporaryFile()
+            self._process = subprocess.Popen([sys.executable, "-m", "parity.worker"], stdin=subprocess.PIPE,
+                                             stdout=subprocess.PIPE, stderr=self._stderr, env=environment)
+        return self._process
+
+    def _read_line(self, process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
+        ready, _, _ = select.select([process.stdout], [], [], timeout_s)
+        if not ready:
+            raise TimeoutError
+        return process.stdout.readline()
+
+    def _died(self, begin: int, *, timed_out: bool, timeout_s: float) -> WorkerDied:
+        process = self._process
+        if timed_out:
+            process.kill()
+        code = process.wait()
+        self._stderr.seek(0, os.SEEK_END)
+        begin = max(begin, self._stderr.tell() - STDERR_TAIL_BYTES)
+        self._stderr.seek(begin)
+        stderr = self._stderr.read().decode(errors="replace")
+        self.close()
+        if timed_out:
+            return WorkerDied(f"no answer within {timeout_s:g} s, ended", stderr)
+        said = _engine_message(stderr)
+        ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        return WorkerDied(f"{ended}{': ' + said if said else ''}", stderr)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running worker, or None."""
+        return self._process.pid if self._process is not None else None
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None:
+            for stream in (self._process.stdin, self._process.stdout):
+                stream.close()
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._stderr is not None:
+            self._stderr.close()
+            self._stderr = None
+
+
+def _engine_message(stderr: str) -> str:
+    """The line in which llama.cpp says why it gave up, else the last line that says anything."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    for line in lines:
+        if "GGML_ASSERT" in line or "GGML_ABORT" in line or "error:" in line.lower():
+            return line
+    return lines[-1] if lines else ""
+
+
+@functools.cache
+def shared_worker(environment: tuple[tuple[str, str], ...]) -> Worker:
+    """This process's worker for an environment; reused between calls, ended at exit."""
+    worker = Worker(environment)
+    atexit.register(worker.close)
+    return worker
+
+
+def serve() -> None:
+    """The worker's loop. Standard output is kept for answers; whatever prints goes to standard error."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    for line in sys.stdin.buffer:
+        message = json.loads(line)
+        try:
+            module, _, name = message["function"].partition(":")
+            reply = {"answer": getattr(importlib.import_module(module), name)(message["arguments"])}
+        except UsageError as error:
+            reply = {"usage": error.line}
+        except Exception as error:  # the boundary of the process: a bug in a call must reach the caller as its error
+            traceback.print_exc()
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(reply).encode() + b"\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    serve()
