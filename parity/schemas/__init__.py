@@ -13,21 +13,6 @@ import yaml
 from parity.errors import UsageError
 
 
-class StrictLoader(yaml.SafeLoader):
-    """``yaml.SafeLoader`` that refuses a key given twice: the first value would be lost without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
 @functools.cache
 def load_schema(name: str) -> dict[str, Any]:
     """The JSON schema ``parity/schemas/<name>.schema.json``."""
@@ -40,7 +25,9 @@ def load_checked_yaml(path: Path, *, schema: str) -> dict[str, Any]:
     ``UsageError`` names the file and the key path of the fault that matters most.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), StrictLoader)  # noqa: S506 (a SafeLoader)
+        text = path.read_text(encoding="utf-8")
+        check_unique_keys(yaml.compose(text, Loader=yaml.SafeLoader))
+        content = yaml.safe_load(text)
     except OSError as error:
         raise UsageError("file cannot be read", where=str(path), why=error.strerror or str(error)) from error
     except UnicodeDecodeError as error:
@@ -55,6 +42,22 @@ def load_checked_yaml(path: Path, *, schema: str) -> dict[str, Any]:
     if fault is not None:
         raise UsageError(f"{schema} is not valid", where=f"{path} at {key_path(fault)}", why=fault.message)
     return content
+
+
+def check_unique_keys(node: yaml.Node | None) -> None:
+    """Raise ``yaml.YAMLError`` for a key given twice: the first value would be lost without a word."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            check_unique_keys(item)
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+            check_unique_keys(value)
 
 
 def key_path(fault: jsonschema.ValidationError) -> str:
