@@ -157,7 +157,7 @@ def build_wheel(
             "-r",
             str(lock_file),
         ],
-        title="building llama.cpp, once for this machine (5 to 10 minutes on 2 cores)",
+        title="building llama.cpp (once for this machine, about 9 minutes on 2 cores)",
         log=log,
         step=r"^\s*\[(?P<done>\d+)/(?P<total>\d+)\]",
         environment=build_environment(recipe, compilers, tools / "bin"),

@@ -20,6 +20,10 @@ if __name__ == "__main__":
     if LINE:
         sys.stderr.write(LINE + "\n")
         sys.exit(64)
+    import signal
+
     import environment
 
+    # A stopped set-up cleans up like an interrupted one.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(environment.main(sys.argv[1:]))
