@@ -12,9 +12,10 @@ import huggingface_hub
 from filelock import FileLock
 
 from parity.errors import UsageError
-from parity.families import Family, ModelRow, RowSource, load_families
+from parity.families import Family, KvClass, ModelRow, RowSource, load_families
 from parity.models.builder import ModelSize, replaced_file
 from parity.models.digests import verified_sha256
+from parity.models.facts import read_facts
 from parity.models.header import read_header
 from parity.models.package_source import resolve_package_file
 from parity.models.quantise import FILE_TYPES, quantised_file
@@ -92,7 +93,29 @@ def _row_file(family: Family, row: ModelRow) -> ModelFile:
         path = resolve_package_file(row)
     else:
         path = _hub_file(family, row)
+    if row.source is not RowSource.GENERATED:
+        check_file_is_row(path, family, row)
     return ModelFile(path=path, sha256=row.sha256, family=family.name, row=row.name)
+
+
+def check_file_is_row(path: Path, family: Family, row: ModelRow) -> None:
+    """Is a file that others made what its row claims? ``UsageError`` if its structure is another one."""
+    facts = read_facts(path)
+    why = ""
+    if facts.architecture != family.architecture:
+        why = f"its architecture is {facts.architecture!r}, the family's is {family.architecture!r}"
+    elif facts.n_layer != row.n_layer:
+        why = f"it has {facts.n_layer} layers, the row says {row.n_layer}"
+    elif facts.is_mla is not (family.kv_class is KvClass.MLA):
+        # Files from before llama.cpp's MLA (April 2025) hold attn_kv_b and get a cache of full keys and values.
+        why = "it was converted without the tensors for a latent cache, so llama.cpp keeps a dense one"
+    if why:
+        raise UsageError(
+            f"model {family.name}:{row.name} is not what its row says",
+            where=str(path),
+            why=why,
+            todo=f"correct the row in {family.path}",
+        )
 
 
 def find_row_file(family: Family, row: ModelRow) -> Path | None:

@@ -11,6 +11,7 @@ from parity.cli import main
 from parity.errors import ExitCode, UsageError
 from parity.families import load_families
 from parity.models import resolve_model
+from parity.models.catalogue import check_file_is_row
 from parity.models.header import read_header
 
 
@@ -120,3 +121,23 @@ def test_models_command_refuses_an_unknown_family(capsys: pytest.CaptureFixture[
         main(["models", "--family", "rwkv"])
     assert stopped.value.code == ExitCode.USAGE
     assert "unknown family 'rwkv'" in capsys.readouterr().err
+
+
+def test_downloaded_file_must_have_its_rows_structure(tmp_path: Path) -> None:
+    families = load_families()
+    gemma2 = resolve_model("gemma2").path
+    check_file_is_row(gemma2, families["gemma2"], families["gemma2"].row("tiny"))
+    with pytest.raises(UsageError, match="its architecture is 'gemma2', the family's is 'llama'"):
+        check_file_is_row(gemma2, families["llama"], families["llama"].row("tiny"))
+    with pytest.raises(UsageError, match="it has 8 layers, the row says 26"):
+        check_file_is_row(gemma2, families["gemma2"], families["gemma2"].row("real"))
+
+
+def test_file_from_before_latent_caches_is_no_mla_row(tmp_path: Path) -> None:
+    family = load_families()["deepseek2"]
+    data = resolve_model("deepseek2").path.read_bytes()
+    (tmp_path / "old.gguf").write_bytes(
+        data.replace(b"attention.key_length_mla", b"attention.key_length_xxx")
+    )
+    with pytest.raises(UsageError, match="without the tensors for a latent cache"):
+        check_file_is_row(tmp_path / "old.gguf", family, family.row("tiny"))
