@@ -19,7 +19,7 @@ from parity.models.facts import read_facts
 from parity.models.header import read_header
 from parity.models.package_source import resolve_package_file
 from parity.models.quantise import FILE_TYPES, quantised_file
-from parity.store import cache_dir
+from parity.store import cache_dir, file_sha256
 
 ROW_ALIASES = {"f32_256": "wide"}
 QUANTISED_FROM = "wide"
@@ -107,7 +107,7 @@ def check_file_is_row(path: Path, family: Family, row: ModelRow) -> None:
     elif facts.n_layer != row.n_layer:
         why = f"it has {facts.n_layer} layers, the row says {row.n_layer}"
     elif facts.is_mla is not (family.kv_class is KvClass.MLA):
-        # Files from before llama.cpp's MLA (April 2025) hold attn_kv_b and get a cache of full keys and values.
+        # Files from before llama.cpp's MLA (April 2025) hold attn_kv_b: full keys and values are cached.
         why = "it was converted without the tensors for a latent cache, so llama.cpp keeps a dense one"
     if why:
         raise UsageError(
@@ -169,7 +169,7 @@ def _generated_file(family: Family, row: ModelRow) -> Path:
 
 
 def _check_digest(path: Path, row: ModelRow, family: Family, *, made: bool) -> None:
-    found = verified_sha256(path)
+    found = file_sha256(path) if made else verified_sha256(path)
     if found != row.sha256:
         todo = (
             "the model writer and the manifest disagree: change the pin only on purpose"

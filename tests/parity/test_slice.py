@@ -1,4 +1,4 @@
-"""Layer slices: tensors byte for byte, layers counted from 0, per-layer metadata rewritten, whole or nothing."""
+"""Layer slices: tensors byte for byte, layers counted from 0, metadata rewritten, whole or nothing."""
 
 from __future__ import annotations
 
