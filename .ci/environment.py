@@ -172,7 +172,7 @@ def main(arguments: list[str]) -> int:
     except (CommandFailed, subprocess.CalledProcessError) as error:
         print(
             *getattr(error, "tail", []),
-            f"samebytes: set-up failed: {error}; the lines above say why",
+            f"samebytes: set-up failed: {error}",
             sep=os.linesep,
             file=sys.stderr,
         )

@@ -128,7 +128,8 @@ def build_wheel(
     folder: Path, *, recipe: Recipe, compilers: tuple[str, str], lock_file: Path, tools_file: Path
 ) -> Path:
     """Compile the wheel in ``folder`` with locked tools; returns its path. Raises ``CommandFailed``."""
-    tools, log = folder / "tools", folder / "build.log"
+    tools, log = folder / "tools", folder.parent / f"{recipe.key}.log"
+    log.unlink(missing_ok=True)
     subprocess.run([sys.executable, "-m", "venv", str(tools)], check=True, stdin=subprocess.DEVNULL)
     python, pip = str(tools / "bin/python"), ["-m", "pip", "--disable-pip-version-check"]
     count = len(re.findall(r"^[A-Za-z0-9]", tools_file.read_text(), re.MULTILINE))

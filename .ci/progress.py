@@ -13,11 +13,11 @@ LINES_OF_LOG_SHOWN = 15
 
 
 class CommandFailed(Exception):
-    """A command ended with a non-zero status; ``tail`` holds the end of what it printed."""
+    """A command ended with a non-zero status; ``tail`` holds the end of what it printed, ``log`` all of it."""
 
-    def __init__(self, *, title: str, status: int, tail: Sequence[str]) -> None:
-        self.title, self.status, self.tail = title, status, list(tail)
-        super().__init__(f"{title}: exit status {status}")
+    def __init__(self, *, title: str, status: int, tail: Sequence[str], log: Path) -> None:
+        self.title, self.status, self.tail, self.log = title, status, list(tail), log
+        super().__init__(f"{title}: exit status {status}; the lines above say why, all of them are in {log}")
 
 
 class Progress:
@@ -95,4 +95,4 @@ def run_logged(
             raise
     progress.close("done" if process.returncode == 0 else "failed")
     if process.returncode != 0:
-        raise CommandFailed(title=title, status=process.returncode, tail=tail)
+        raise CommandFailed(title=title, status=process.returncode, tail=tail, log=log)
