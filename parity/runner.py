@@ -47,21 +47,20 @@ known_model = functools.cache(resolve_model)  # verified once per process
 
 
 class LogitsRecorder:
-    """Keeps a digest of every sampled row, and the rows themselves where they are asked for."""
+    """Keeps a digest and the row of every sample, by position: a step that broke off samples its rows again."""
 
-    def __init__(self, *, keep_rows: bool) -> None:
-        self.digests: dict[int, list[str]] = {}
-        self.rows: dict[int, list[np.ndarray]] = {}
-        self._keep_rows = keep_rows
+    def __init__(self) -> None:
+        self._rows: dict[int, dict[int, np.ndarray]] = {}
 
     def __call__(self, request_id: str, position: int, row: np.ndarray) -> None:
-        session = session_index(request_id)
-        self.digests.setdefault(session, []).append(logits_digest(row))
-        if self._keep_rows:
-            self.rows.setdefault(session, []).append(row.copy())
+        self._rows.setdefault(session_index(request_id), {})[position] = row.copy()
+
+    def rows(self, session: int) -> list[np.ndarray]:
+        """Logits of a session's generated tokens in order: float32 [n_vocab] each."""
+        return [row for _, row in sorted(self._rows.get(session, {}).items())]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Attempt:
     """One run of a case on a real engine, with what its sessions gave."""
 
@@ -69,9 +68,9 @@ class Attempt:
     recorder: LogitsRecorder
     leftovers: list[int]
 
-    @property
+    @functools.cached_property
     def answers(self) -> dict[int, Answer]:
-        return {index: Answer(completion.tokens, self.recorder.digests.get(index, ()))
+        return {index: Answer(completion.tokens, tuple(map(logits_digest, self.recorder.rows(index))))
                 for index, completion in self.run.completions.items()}
 
     @property
@@ -130,7 +129,7 @@ class Runner:
                 model_digest: str) -> Attempt:
         """Run a case once on an idle engine."""
         engine.configure(pool_limits(case, family, profile))
-        recorder = LogitsRecorder(keep_rows=True)
+        recorder = LogitsRecorder()
         engine.observe_logits = recorder
         policy = make_policy(case.policy, **dict(case.policy_options))
 
@@ -181,7 +180,7 @@ def judge(case: Case, first: Attempt, second: Attempt, oracle: Oracle) -> Outcom
         problems.append(f"memory: sequences {first.leftovers} still hold cells after the case")
 
     def distance(session: int, step: int) -> float:
-        rows, reference = first.recorder.rows.get(session, ()), oracle.logits(question(case, session))
+        rows, reference = first.recorder.rows(session), oracle.logits(question(case, session))
         return logit_distance(rows[step], reference[step]) if step < min(len(rows), len(reference)) else float("inf")
 
     noise: tuple[float, ...] = ()
@@ -207,7 +206,7 @@ def _weigh_noise(case: Case, comparisons: list[Comparison], attempt: Attempt, or
     """Noise of every comparable step, and the sessions whose changed token that noise cannot explain."""
     noise: list[float] = []
     for comparison in comparisons:
-        rows = attempt.recorder.rows.get(comparison.session, ())
+        rows = attempt.recorder.rows(comparison.session)
         comparable = len(rows) if comparison.bytes_step is None else comparison.bytes_step
         noise += [distance(comparison.session, step) for step in range(min(comparable, len(rows)))]
     unexplained = []

@@ -65,7 +65,8 @@ class Worker:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self.close()
-            environment = {**os.environ, **dict(self._environment)}
+            # Without the variable every abort would attach a debugger to print a trace.
+            environment = {"GGML_NO_BACKTRACE": "1", **os.environ, **dict(self._environment)}
             environment["PYTHONPATH"] = os.pathsep.join(
                 filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")]))
             self._stderr = tempfile.TemporaryFile()

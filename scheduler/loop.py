@@ -142,7 +142,15 @@ class Scheduler:
         plan = self._fit(plan, now_ms)
         views = {chunk.request_id: self.table.views[chunk.request_id] for chunk in plan.chunks}
         self._flight = Flight(plan, self._compose(plan, views), views, self._record)
+        self._gauge_memory(self._record)
         return self._flight
+
+    def _gauge_memory(self, record: StepRecord) -> None:
+        """Memory is measured when the step's rows are placed: that is when the pool is fullest."""
+        counts = self.memory.counts()
+        record.cells_used, record.cells_available = counts.cells_used, counts.cells_available
+        record.cells_shared, record.ids_retired = counts.cells_shared, counts.ids_retired
+        record.slots_used = counts.sequences_used
 
     def _plan(self, now_ms: float) -> IterationPlan:
         state = self.state(now_ms)
@@ -299,12 +307,9 @@ class Scheduler:
         return self._publish(flight, now_ms)
 
     def _publish(self, flight: Flight, now_ms: float) -> StepRecord:
-        record, table, counts = self._record, self.table, self.memory.counts()
+        record, table = self._record, self.table
         record.step, record.now_ms = self._decision, now_ms
         record.running, record.waiting, record.suspended = len(table.running), len(table.waiting), len(table.suspended)
-        record.cells_used, record.cells_available = counts.cells_used, counts.cells_available
-        record.cells_shared, record.ids_retired = counts.cells_shared, counts.ids_retired
-        record.slots_used = counts.sequences_used
         record.calls = sum(len(calls) for calls in flight.batch.stages)
         self._record = StepRecord()
         return record

@@ -8,6 +8,7 @@ from parity.drive import Run, TraceStep, session_index
 from parity.records import FaultKind
 from scheduler.engine import PAD_ROW
 from scheduler.legality import phase_at
+from scheduler.limits import Layout
 from scheduler.records import FinishReason, Phase
 
 
@@ -24,7 +25,8 @@ def count_marks(run: Run) -> dict[str, int]:
         marks["preempted"] += record.preempted
         marks["resumed"] += record.resumed
         marks["rebuilt"] += record.recompute_tokens > 0
-        marks["pool_full"] += record.cells_available == 0
+        marks["pool_full"] += record.cells_available == 0 or (
+            run.case.layout is Layout.STREAMS and record.slots_used == run.case.num_sequences)
         marks["engine_failed"] += record.engine_failures
     for completion in run.completions.values():
         marks["cancelled"] += completion.reason is FinishReason.CANCELLED

@@ -1,0 +1,66 @@
+"""From an outcome to text that a person can act on: what differs first, what was around it, how to see it again."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from parity.records import Case, Divergence, Outcome
+from parity.store import save_text
+
+
+def explain_divergence_text(divergence: Divergence) -> list[str]:
+    """One divergence as indented lines."""
+    d = divergence
+    tokens = (f"token {d.actual_token} instead of {d.expected_token}" if d.actual_token != d.expected_token
+              else f"same token {d.expected_token}, other logits")
+    return [
+        f"session {d.session} differs first at its generated token {d.step} (scheduler step {d.scheduler_step}): {tokens}",
+        f"  logits moved by {d.distance:.3g}; reference margin top-1 to top-2 {d.margin:.3g}",
+        f"  in that batch: sessions {list(d.neighbours) or 'nobody else'}",
+        f"  its chunks so far: {' '.join(f'[{a},{b})' for a, b in d.chunks)}",
+        f"  its cells: {_ranges(d.cells)}",
+    ]
+
+
+def explain_outcome(outcome: Outcome, *, case_file: Path | None = None) -> str:
+    """Everything that makes a verdict understandable, and the command that replays it."""
+    case = outcome.case
+    lines = [f"{outcome.verdict.value}: {case.family} {case.layout.value}, model {case.model}, policy {case.policy}"
+             f"{f', split {case.split}' if case.split else ''}: {outcome.bit_identical} of {outcome.sessions} sessions "
+             f"bit-identical, {outcome.byte_identical} byte-identical"]
+    if outcome.crashed:
+        lines.append(f"crash: {outcome.reason}")
+        lines += [f"  | {line}" for line in outcome.stderr.splitlines()[-12:]]
+    elif outcome.reason:
+        lines.append(outcome.reason)
+    lines += [f"problem: {problem}" for problem in outcome.problems]
+    for divergence in outcome.divergences[:4]:
+        lines += explain_divergence_text(divergence)
+    if len(outcome.divergences) > 4:
+        lines.append(f"... and {len(outcome.divergences) - 4} more sessions")
+    if case_file is not None:
+        lines.append(f"replay: parity replay {case_file}")
+    return "\n".join(lines)
+
+
+def save_failing_case(case: Case, folder: Path) -> Path:
+    """Write a failing case under a name that says what it is; returns the path."""
+    text = case.to_json()
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    path = folder / f"{case.family}-{case.layout.value}-{digest}.json"
+    save_text(path, text)
+    return path
+
+
+def _ranges(cells: tuple[int, ...]) -> str:
+    """Cell indices with runs written as a-b."""
+    parts: list[str] = []
+    begin = previous = None
+    for cell in (*cells, None):
+        if previous is not None and cell != previous + 1:
+            parts.append(f"{begin}-{previous}" if begin != previous else f"{begin}")
+            begin = cell
+        begin = cell if begin is None else begin
+        previous = cell
+    return " ".join(parts) or "none"

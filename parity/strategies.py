@@ -1,0 +1,104 @@
+"""Hypothesis strategies for cases: small first, boundaries often, features drawn before values (swarm style)."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import strategies as st
+
+from parity.families import load_family
+from parity.records import Case, Fault, FaultKind, Session
+from scheduler.limits import Layout
+from scheduler.records import SamplingParams
+
+BYTE_TOKENS = 250  # token ids below this are plain bytes in every tiny vocabulary
+FEATURES = ("shared", "arrivals", "cancel", "preempt", "tight_pool", "few_lanes", "seeded", "stops", "failures")
+WORK_TOKENS = 1600  # rows that one case may compute at most, so that a case takes a fraction of a second
+STREAM_CELLS = 400
+
+
+def tokens_of(seed: int, count: int) -> tuple[int, ...]:
+    """``count`` token ids determined by ``seed``; a prefix of a longer draw with the same seed."""
+    rng = random.Random(seed)
+    return tuple(rng.randrange(3, BYTE_TOKENS) for _ in range(count))
+
+
+def prompt_lengths(most: int) -> st.SearchStrategy[int]:
+    """1 to ``most``, with the neighbours of powers of two, windows and kernel widths drawn often."""
+    edges = [n for base in (1, 2, 16, 32, 37, 48, 63, 64, 128, 256) for n in (base - 1, base, base + 1)
+             if 1 <= n <= most]
+    return st.one_of(st.integers(1, min(8, most)), st.sampled_from(edges), st.integers(1, most))
+
+
+@st.composite
+def prompts(draw: st.DrawFn, *, count: int, most: int, shared: bool) -> list[tuple[int, ...]]:
+    """``count`` prompts; with ``shared`` each may go on from a prefix of an earlier one, so that they form trees."""
+    made: list[tuple[int, ...]] = []
+    for index in range(count):
+        own = tokens_of(draw(st.integers(0, 40)) if shared else 1000 + index, draw(prompt_lengths(most)))
+        if shared and made and draw(st.booleans()):
+            parent = made[draw(st.integers(0, len(made) - 1))]
+            own = parent[:draw(st.integers(1, len(parent)))] + own[:max(1, most // 3)]
+        made.append(own[:most])
+    return made
+
+
+@st.composite
+def fault_lists(draw: st.DrawFn, *, count: int, features: dict[str, bool], last_step: int) -> tuple[Fault, ...]:
+    """Forced preemptions, cancellations and injected failures at any step, some while the step is in flight."""
+    kinds = [kind for feature, kind in (("cancel", FaultKind.CANCEL), ("preempt", FaultKind.PREEMPT),
+                                        ("failures", FaultKind.DECODE_ERROR), ("failures", FaultKind.NO_SLOT))
+             if features[feature]]
+    if not kinds:
+        return ()
+    faults = []
+    for _ in range(draw(st.integers(1, 6))):
+        kind = draw(st.sampled_from(kinds))
+        in_flight = kind in (FaultKind.CANCEL, FaultKind.PREEMPT) and draw(st.booleans())
+        faults.append(Fault(kind=kind, step=draw(st.integers(0, last_step)), in_flight=in_flight,
+                            session=draw(st.integers(0, count - 1)), call=draw(st.integers(0, 2))))
+    return tuple(faults)
+
+
+@st.composite
+def cases(draw: st.DrawFn, family: str, layout: Layout, *, model: str | None = None, policy: str = "fcfs",
+          kv_types: tuple[str, ...] = ("f16", "f16", "f32"), max_sessions: int = 16) -> Case:
+    """Cases of one family and layout: 1 to 16 sessions, prompts of 1 to 300 tokens, budgets from 1."""
+    features = {name: draw(st.booleans()) for name in FEATURES}
+    budget = draw(st.one_of(st.integers(1, 4), st.integers(5, 64), st.integers(65, 300)))
+    count = draw(st.integers(1, max_sessions if budget > 4 else 5))
+    work = min(WORK_TOKENS, 60 * budget)
+    texts = draw(prompts(count=count, most=max(1, min(300, work // count)), shared=features["shared"]))
+    sessions = []
+    for index, prompt in enumerate(texts):
+        sampling = SamplingParams()
+        if features["seeded"] and draw(st.booleans()):
+            sampling = SamplingParams(temperature=draw(st.sampled_from([0.5, 1.0, 2.0])), seed=draw(st.integers(0, 9)),
+                                      top_k=draw(st.sampled_from([0, 1, 40])),
+                                      top_p=draw(st.sampled_from([1.0, 0.9])))
+        sessions.append(Session(
+            prompt=prompt, max_tokens=draw(st.one_of(st.integers(1, 3), st.integers(4, 24))),
+            arrival_step=draw(st.integers(0, 12)) if features["arrivals"] else 0, sampling=sampling,
+            stop_token_ids=tuple(range(3, 30)) if features["stops"] and index % 2 else ()))
+    longest = max(len(s.prompt) + s.max_tokens - 1 for s in sessions)
+    total = sum(len(s.prompt) + s.max_tokens - 1 for s in sessions)
+    if layout is Layout.STREAMS:
+        pool = longest if features["tight_pool"] else STREAM_CELLS
+        num_sequences = draw(st.integers(2, 4 if features["few_lanes"] else 20))
+    else:
+        most = most_sequences(family)
+        pool = draw(st.one_of(st.just(longest), st.integers(longest, min(total, 1900) + 8))) \
+            if features["tight_pool"] else 1900
+        num_sequences = draw(st.integers(3, most))
+    return Case(family=family, model=model or family, sessions=tuple(sessions), layout=layout, pool_cells=pool,
+                kv_type=draw(st.sampled_from(kv_types)), num_sequences=num_sequences, max_num_batched_tokens=budget,
+                max_num_seqs=draw(st.integers(1, 3)) if features["few_lanes"] else 16,
+                max_chunk_tokens=draw(st.one_of(st.just(2048), st.integers(1, 64))),
+                prefix_block_tokens=draw(st.sampled_from([1, 4, 16])), policy=policy,
+                faults=draw(fault_lists(count=count, features=features, last_step=40)))
+
+
+def most_sequences(family: str) -> int:
+    """Logical sequences of a family's default context: two ids each with a window cache, one kept empty if hybrid."""
+    known = load_family(family)
+    return known.engine.n_seq_max // (2 if known.needs_shadow else 1) - (1 if known.is_hybrid else 0)
