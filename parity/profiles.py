@@ -21,7 +21,7 @@ from parity.store import cache_dir, save_text
 from parity.worker import Worker, WorkerDied, shared_worker
 from scheduler.limits import Layout
 
-FORMAT = 1
+FORMAT = 2
 REBUILD = "rebuild llama-cpp-python with CMAKE_ARGS=-DGGML_LLAMAFILE=OFF (`make setup` does)"
 
 
@@ -54,7 +54,7 @@ class ProfileChoice:
 
 
 def self_test_cases(family: str, model: str) -> list[Case]:
-    """Two small cases that mix widths: wide prefills beside decodes, and lone rows."""
+    """Small cases that mix widths: wide prefills beside decodes, lone rows, and many decodes in one call."""
     rng = random.Random(f"self-test {family}")
     def sessions(lengths: list[int]) -> tuple[Session, ...]:
         return tuple(Session(prompt=tuple(rng.randrange(3, 250) for _ in range(length)), max_tokens=10,
@@ -62,7 +62,9 @@ def self_test_cases(family: str, model: str) -> list[Case]:
     return [Case(family=family, model=model, sessions=sessions([3, 90, 17, 60, 41, 8, 130, 33]),
                  max_num_batched_tokens=96, prefix_cache=False),
             Case(family=family, model=model, sessions=sessions([12, 1, 30]), max_num_batched_tokens=5,
-                 prefix_cache=False)]
+                 prefix_cache=False),
+            Case(family=family, model=model, sessions=sessions([5, 2, 9, 1, 7, 3, 4, 11, 6, 8, 2, 10, 5, 3, 1, 4]),
+                 max_num_batched_tokens=63, prefix_cache=False)]
 
 
 def probe_here(arguments: dict[str, Any]) -> dict[str, Any]:

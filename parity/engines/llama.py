@@ -20,7 +20,7 @@ import numpy as np
 from parity.errors import UsageError
 
 KV_TYPES = {"f32": 0, "f16": 1}  # ggml_type
-WARNING_LEVEL = 3  # ggml_log_level: 2 is info, 3 warning, 4 error
+WARNING_LEVEL, CONTINUED_LEVEL = 3, 5  # ggml_log_level: 2 is info, 3 warning, 4 error, 5 goes on
 
 
 class EngineUnavailable(UsageError):
@@ -36,9 +36,13 @@ def library() -> ModuleType:
         raise EngineUnavailable("llama_cpp cannot be imported", where="this Python environment", why=str(error),
                                 todo="run `make setup`, which builds it once") from error
 
+    shown = [False]  # a continued message follows the level of its beginning
+
     @llama_cpp.llama_log_callback
     def log(level: int, text: bytes, _: Any) -> None:
-        if level >= WARNING_LEVEL:
+        if level != CONTINUED_LEVEL:
+            shown[0] = level >= WARNING_LEVEL
+        if shown[0]:
             sys.stderr.write(text.decode(errors="replace"))
             sys.stderr.flush()
 
