@@ -259,8 +259,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(sent)
-        self.wfile.flush()
+        try:
+            self.wfile.write(sent)
+            self.wfile.flush()
+        except ConnectionError:  # the client had enough, which some tests are about
+            self.close_connection = True
+            return
         if fault and fault.stall is not None:
             fault.stall()
         self.close_connection = cut_after_bytes is not None

@@ -68,6 +68,19 @@ def test_fetch_starts_over_when_the_server_refuses_the_range(desk: Desk, body: b
     assert desk.hub.requests("storage", "GET")[-1].range is None
 
 
+def test_fetch_stays_patient_as_long_as_bytes_arrive(desk: Desk, body: bytes):
+    """Five failures in a row are the end; twelve with new bytes in each are a slow line."""
+    desk.hub.faults.append(Fault(cut_after_bytes=20_000, times=12))
+    assert desk.fetch(pinned(body)).path.read_bytes() == body
+    assert desk.clock.slept_s == [1.0] * 12
+
+
+def test_fetch_goes_on_after_an_answer_that_ends_early_in_good_order(desk: Desk, body: bytes):
+    desk.hub.faults.append(Fault(body=body[:1000]))
+    assert desk.fetch(pinned(body)).path.read_bytes() == body
+    assert desk.hub.requests("storage", "GET")[-1].range == "bytes=1000-"
+
+
 def test_fetch_gives_up_after_five_attempts_without_a_byte(desk: Desk, body: bytes):
     desk.hub.faults.append(Fault(cut_after_bytes=0, times=100))
     refused(desk, pinned(body), ExitCode.UNKNOWN, "parity fetch again")

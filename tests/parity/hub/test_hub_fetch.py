@@ -66,6 +66,14 @@ def test_fetch_of_a_new_revision_with_old_content_transfers_nothing(desk: Desk, 
     assert len(desk.hub.requests("storage", "GET")) == 1
 
 
+def test_fetch_of_a_new_revision_never_takes_old_content_for_new(desk: Desk, body: bytes):
+    desk.fetch(pinned(body))
+    fresh = weights(2, len(body))
+    desk.hub.repositories[REPO].commits[SECOND] = {FILE: fresh}
+    assert desk.fetch(pinned(fresh, revision=SECOND)).path.read_bytes() == fresh
+    assert desk.fetch(pinned(body)).path.read_bytes() == body
+
+
 def test_fetch_refuses_a_digest_that_the_hub_contradicts_before_any_byte(desk: Desk, body: bytes):
     target = replace(pinned(body), sha256="a" * 64)
     refused(desk, target, ExitCode.FAIL, "a" * 64, hashlib.sha256(body).hexdigest(), "parity lock")
