@@ -35,6 +35,7 @@ class Run:
     emitted_at: dict[int, list[int]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     fired: list[Fault] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)  # what the engine said when a step failed
 
 
 def session_index(request_id: str) -> int:
@@ -110,6 +111,7 @@ class Driver:
         try:
             result = self.scheduler.engine.execute(flight.plan, flight.batch, now_ms) if flight.plan.chunks else None
         except EngineFailure as failure:
+            self.run.failures.append(str(failure))
             self.run.trace.append(TraceStep(self._step, flight, None))
             self.run.records.append(self.scheduler.fail(failure, now_ms))
             return
@@ -142,7 +144,7 @@ class Driver:
         for completion in self.scheduler.take_completions():
             index = session_index(completion.request_id)
             if index in self.run.completions:
-                self.run.problems.append(f"session {index} ended twice")
+                self.run.problems.append(f"ends: session {index} ended twice")
             self.run.completions[index] = completion
 
     def _check_partition(self) -> None:
@@ -150,4 +152,4 @@ class Driver:
         for index in range(len(self.case.sessions)):
             ends = (index in self.run.completions) + (index in self.run.refusals)
             if ends != 1 and not self.run.problems:
-                self.run.problems.append(f"session {index} has {ends} ends, must have one")
+                self.run.problems.append(f"ends: session {index} has {ends} ends, must have one")

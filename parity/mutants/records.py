@@ -1,0 +1,106 @@
+"""Records of mutants: a deliberate fault, where it is planted, who must notice it, and the small cases that reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from parity.records import Case
+
+
+class Killer(Enum):
+    """Checkers that can kill a mutant."""
+
+    BITS = "bits"  # logits of a session differ from those of the session alone
+    BYTES = "bytes"  # tokens of a session differ from those of the session alone
+    LIVENESS = "liveness"  # a bounded number of steps without progress
+    LEGALITY = "legality"  # a plan, result or receipt that is not legal
+    CONSERVATION = "conservation"  # a cell, an id or a prefix entry lost or doubled
+    MEMORY = "memory"  # something is still held when nothing is live
+    ENDS = "ends"  # a session ends not once, or not with what it had
+    ENGINE = "engine"  # the engine refused a step although nothing was injected
+    REPRODUCIBILITY = "reproducibility"  # the case differs from itself
+    CRASH = "crash"  # the engine would end, or ended, the process
+    INTERNAL = "internal"  # an exception out of the scheduler
+    MARKS = "marks"  # what a run claims to have exercised
+    CONTRACT = "contract"  # a policy breaks its own declaration
+    SELF_TEST = "self_test"  # a checker accepts a trace that it must reject
+
+
+class Place(Enum):
+    """Where a trial runs: in this process on the exact engine, or in a worker process on llama.cpp."""
+
+    EXACT = "exact"
+    REAL = "real"
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """One thing that a checker said."""
+
+    killer: Killer
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One attempt to notice a fault: ``run`` returns everything that was noticed, nothing when all is well."""
+
+    name: str
+    run: Callable[[], tuple[Complaint, ...]]
+    family: str = "llama"
+    place: Place = Place.EXACT
+    case: Case | None = None
+
+
+class Reach:
+    """Counts how often a planted fault changed something; a fault that never did proves nothing."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+Plant = Callable[[Reach], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """A deliberate fault.
+
+    ``fault`` says in one sentence what is wrong; ``part`` names what is faulty (cells, prefix, ...); ``plant`` puts the
+    fault in for the duration of a context and calls its ``Reach`` whenever it changed something; ``killers`` are the
+    checkers one of which must complain in every one of ``trials``.
+    """
+
+    name: str
+    fault: str
+    part: str
+    killers: tuple[Killer, ...]
+    plant: Plant
+    trials: tuple[Trial, ...]
+
+    def __post_init__(self) -> None:
+        if not self.killers or not self.trials:
+            raise ValueError(f"mutant {self.name}: needs a checker that must kill it and a trial that reaches it")
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """Families that it has trials in, in order."""
+        return tuple(dict.fromkeys(trial.family for trial in self.trials))
+
+
+@contextmanager
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace an attribute of a class or module by ``make(original)`` for the duration of a context."""
+    original = vars(owner)[name]
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
