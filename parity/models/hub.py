@@ -18,7 +18,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import httpx
 
-from parity.errors import ExitCode, UsageError
+from parity.errors import ExitCode
 from parity.models.hub_cache import CachePlace
 from parity.models.hub_file import SHA256, HubFile, HubSettings
 from parity.models.transfer import (
@@ -127,24 +127,6 @@ def look_up(target: HubFile, *, settings: HubSettings, policy: RetryPolicy) -> H
         sha256=large.sha256 if large else None,
         size_bytes=large.size if large else None,
     )
-
-
-def resolve_hub_file(target: HubFile, *, settings: HubSettings) -> Path:
-    """The verified file of a locked row, from the cache only. Raises ``UsageError`` that names the remedy."""
-    if target.unset:
-        raise UsageError(
-            f"{target.repo}/{target.file} is unlocked",
-            why=f"{', '.join(target.unset)} unset",
-            todo="run parity lock, then parity fetch",
-        )
-    path = place_of(target, settings).found()
-    if path is None:
-        raise UsageError(f"{target.repo}/{target.file} is not in the cache", todo="run parity fetch")
-    if (found := file_sha256(path)) != target.sha256:
-        raise UsageError(
-            f"{path} has digest {found}, the manifest says {target.sha256}", todo="run parity fetch"
-        )
-    return path
 
 
 def place_of(target: HubFile, settings: HubSettings) -> CachePlace:

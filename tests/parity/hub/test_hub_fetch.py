@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import hf_hub_download
 
 from parity.errors import ExitCode, UsageError
-from parity.models.hub import fetch_file, place_of, resolve_hub_file
+from parity.models.hub import fetch_file, place_of
 from parity.models.hub_file import HubSettings
 from tests.parity.hub.desk import FILE, FIRST, REPO, SECOND, Desk, leftovers, pinned, refused, weights
 from tests.parity.hub.server import Fault
@@ -235,16 +235,6 @@ def test_fetch_of_an_unlocked_file_is_unknown_and_names_what_is_missing(
     refused(
         desk, replace(pinned(body), **{missing: None}), ExitCode.UNKNOWN, "unlocked", missing, "parity lock"
     )
-
-
-def test_resolve_gives_the_verified_file_and_never_the_damaged_one(desk: Desk, body: bytes):
-    with pytest.raises(UsageError, match="parity fetch"):
-        resolve_hub_file(pinned(body), settings=desk.settings)
-    path = desk.fetch(pinned(body)).path
-    assert resolve_hub_file(pinned(body), settings=desk.settings) == path
-    path.write_bytes(b"damaged")
-    with pytest.raises(UsageError, match="digest"):
-        resolve_hub_file(pinned(body), settings=desk.settings)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from huggingface_hub import constants
 from parity.cli import main
 from parity.errors import ExitCode
 from parity.families import load_family, manifests_dir
+from parity.models.catalogue import find_row_file
 from tests.parity.hub.desk import FILE, FIRST, REPO, SECOND, Desk, weights
 
 LLAMA = (manifests_dir() / "llama.yaml").read_text()
@@ -72,6 +73,15 @@ def test_a_locked_row_can_be_fetched_frozen(desk: Desk, body: bytes, tmp_path: P
     assert "downloaded" in capsys.readouterr().out
     assert run(path, "fetch", "--frozen") == ExitCode.PASS
     assert "was cached" in capsys.readouterr().out
+
+
+def test_what_was_fetched_is_what_the_catalogue_finds(desk: Desk, body: bytes, tmp_path: Path):
+    path = manifest(tmp_path)
+    run(path, "lock")
+    family = load_family("llama", tmp_path)
+    assert find_row_file(family, family.row("real")) is None
+    assert run(path, "fetch", "--frozen") == ExitCode.PASS
+    assert find_row_file(family, family.row("real")).read_bytes() == body
 
 
 def test_frozen_fetch_refuses_an_unlocked_row_and_asks_nobody(desk: Desk, tmp_path: Path, capsys):
