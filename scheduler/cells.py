@@ -1,19 +1,23 @@
-"""Ordered cell allocator: every session's cells have increasing index in position order, whoever its neighbours are.
+"""Ordered cell allocator: a session's cells have increasing index in position order, whoever its neighbours are.
 
 The engine takes the lowest empty cells, so no unwanted empty cell may exist below a target. Cells of a finished session
-stay occupied under its *retired* id and are freed one by one, exactly when a row is placed into them. Sets of cells are
-integers used as bit masks: bit i is cell i.
+therefore stay occupied under its *retired* id and are freed one by one, exactly when a row is placed into them. Sets of
+cells are integers used as bit masks: bit i is cell i. In ``streams`` each id has its own part of the numbers, in
+``stock`` the engine places rows and cells are only counted.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
 
 from scheduler.engine import PAD_ROW, Call, MemoryOp, OpKind
-from scheduler.limits import Layout, PoolLimits, Sharing
+from scheduler.limits import Layout, PoolLimits
 
 PAD_SEQUENCE = 0
+
+Chunk = tuple[int, int, int]  # sequence id, first batch row, number of rows
 
 
 @dataclass(slots=True)
@@ -36,8 +40,6 @@ def split_rows(count: int, width: int) -> list[int]:
 def lowest_cells(mask: int, *, above: int, count: int) -> list[int] | None:
     """The ``count`` lowest cells of ``mask`` with index > ``above``, increasing; None if there are fewer."""
     shifted = mask >> (above + 1)
-    if count == 1:
-        return [(shifted & -shifted).bit_length() + above] if shifted else None
     if shifted.bit_count() < count:
         return None
     cells = []
@@ -49,113 +51,122 @@ def lowest_cells(mask: int, *, above: int, count: int) -> list[int] | None:
 
 
 class CellPool:
-    """Cells and ids of one context. ``allocate`` is all or nothing; operations collect in ``pending`` until taken."""
+    """Cells and ids of one context. Operations collect in ``pending`` until a call takes them along."""
 
     def __init__(self, limits: PoolLimits) -> None:
         self.limits = limits
-        self._reset()
-
-    def _reset(self) -> None:
-        limits = self.limits
-        self.pending: list[MemoryOp] = []
+        self.ordered = limits.layout is Layout.UNIFIED
+        self.stream_cells = limits.max_session_rows if limits.layout is Layout.STREAMS else 0
+        self.first_cell = 1 if limits.pads else 0
+        self.everything = ((1 << (self.stream_cells * limits.num_sequences or limits.num_cells)) - 1) << self.first_cell
         self.owners: dict[int, Owner] = {}
-        first = 1 if limits.pads else 0
-        self.first_cell = first
-        self.num_cells = limits.num_cells + first
-        self.available = ((1 << limits.num_cells) - 1) << first
-        self.frontier = first
-        self.free_ids = deque(range(first, limits.num_sequences))
-        self.retired: dict[int, tuple[int, int]] = {}  # cell -> (retired id, position)
-        self.retired_left: dict[int, int] = {}  # retired id -> cells it still keeps
-        self.primed = not limits.pads
-        self._undo: list[tuple[Owner, int, int]] = []
+        self.clear()
+        self.pending.clear()
 
-    # -- facts -------------------------------------------------------------------------------------------------------
+    def clear(self) -> None:
+        """Back to the empty pool; legal only when nobody is live."""
+        if self.owners:
+            raise AssertionError(f"pool cleared with live sequences {list(self.owners)}")
+        self.pending: list[MemoryOp] = [MemoryOp(OpKind.CLEAR)]
+        self.available = self.everything
+        self.frontier = self.first_cell  # cells from here on are untouched
+        self.free_ids = deque(range(self.first_cell, self.limits.num_sequences))
+        self.retired: dict[int, tuple[int, int]] = {}  # cell -> (retired id, position)
+        self.retired_left: dict[int, int] = {}  # retired id -> cells that it still keeps
+        self._primed = not self.limits.pads
+        self._undo: list[tuple[Owner, int, int]] = []
+        self._groups: list[list[Chunk]] = []
+
+    # -- facts
 
     def num_available(self) -> int:
         return self.available.bit_count()
 
     def num_used(self) -> int:
         """Cells of live sequences, shared cells counted once."""
-        return self.num_cells - self.first_cell - self.available.bit_count()
+        return self.everything.bit_count() - self.available.bit_count()
 
-    def check_conservation(self) -> None:
-        """Every cell is live, available or padding, and none is two of them; ids likewise. Raises AssertionError."""
-        live = 0
-        for owner in self.owners.values():
-            live |= owner.mask
-        everything = ((1 << self.num_cells) - 1) & ~((1 << self.first_cell) - 1)
-        if live & self.available or live | self.available != everything:
-            raise AssertionError(f"cells lost or doubled: {bin(everything & ~(live ^ self.available))}")
-        ids = len(self.owners) + len(self.retired_left) + len(self.free_ids) + (1 if self.limits.pads else 0)
-        if ids != self.limits.num_sequences:
-            raise AssertionError(f"{ids} sequence ids accounted for, {self.limits.num_sequences} exist")
-        if len(self.retired) != sum(self.retired_left.values()):
-            raise AssertionError("retired cells and retired ids disagree")
+    def room_after(self, seq_id: int, count: int, also: int = 0) -> int:
+        """Rows that could follow the first ``count`` rows of a sequence, cells of ``also`` taken for available."""
+        if self.stream_cells:
+            return self.stream_cells - count
+        above = self.owners[seq_id].cells[count - 1] if self.ordered and count else -1
+        return ((self.available | also) >> (above + 1)).bit_count()
 
-    # -- sequences ---------------------------------------------------------------------------------------------------
+    def rows_to_keep(self, seq_id: int, wanted: int) -> int:
+        """The most leading rows of a sequence after which ``wanted`` available cells follow."""
+        return bisect_left(range(len(self.owners[seq_id].cells)), True,
+                           key=lambda count: self.room_after(seq_id, count + 1) < wanted)
 
-    def open(self) -> int:
-        """A fresh sequence id. Raises IndexError when none is free: ask ``free_ids`` first."""
-        seq_id = self.free_ids.popleft()
-        self.owners[seq_id] = Owner()
-        return seq_id
-
-    def share(self, source: int, count: int) -> int:
-        """A new sequence that owns the first ``count`` cells of ``source`` too: no cell is copied."""
-        seq_id = self.open()
-        owner = self.owners[seq_id]
-        owner.cells = self.owners[source].cells[:count]
-        for cell in owner.cells:
-            owner.mask |= 1 << cell
-        self.pending.append(MemoryOp(OpKind.COPY, seq_id, 0, count, source))
-        return seq_id
-
-    def mask_of_others(self, seq_id: int) -> int:
+    def others_mask(self, seq_id: int) -> int:
+        """Cells that sequences other than this one own."""
         others = 0
         for other, owner in self.owners.items():
             if other != seq_id:
                 others |= owner.mask
         return others
 
-    def retire(self, seq_id: int) -> None:
-        """End a sequence: cells that nobody else owns stay under the retired id and become available."""
+    def check_conservation(self) -> None:
+        """Every cell is live or available and none is both; ids likewise. Raises AssertionError."""
+        live = 0
+        for owner in self.owners.values():
+            live |= owner.mask
+        if live & self.available or live | self.available != self.everything:
+            raise AssertionError(f"cells lost or doubled: {bin(self.everything ^ live ^ self.available)}")
+        ids = len(self.owners) + len(self.retired_left) + len(self.free_ids) + self.first_cell
+        if ids != self.limits.num_sequences or len(self.retired) != sum(self.retired_left.values()):
+            raise AssertionError(f"{ids} ids for {self.limits.num_sequences}, {len(self.retired)} retired cells")
+
+    # -- sequences
+
+    def open(self) -> int:
+        """A fresh sequence id. Raises IndexError when none is free."""
+        seq_id = self.free_ids.popleft()
+        self.owners[seq_id] = Owner()
+        return seq_id
+
+    def share(self, source: int, count: int) -> int:
+        """A new sequence that owns the first ``count`` cells of ``source`` too; streams copy the whole of it instead."""
+        seq_id = self.open()
         owner = self.owners[seq_id]
-        shared = owner.mask & self.mask_of_others(seq_id)
-        del self.owners[seq_id]
+        if self.stream_cells:
+            self.pending.append(MemoryOp(OpKind.COPY, seq_id, source=source))
+            self._allocate(seq_id, count)
+            self._undo.clear()
+            return seq_id
+        self.pending.append(MemoryOp(OpKind.COPY, seq_id, 0, count, source))
+        owner.cells = self.owners[source].cells[:count]
+        for cell in owner.cells:
+            owner.mask |= 1 << cell
+        return seq_id
+
+    def retire(self, seq_id: int) -> None:
+        """End a sequence: in ordered pools, cells that nobody else owns stay under the id and become available."""
+        shared = self.others_mask(seq_id)
+        owner = self.owners.pop(seq_id)
+        self.available |= owner.mask & ~shared
+        if not self.ordered:
+            self.pending.append(MemoryOp(OpKind.REMOVE, seq_id))
+            self.free_ids.append(seq_id)
+            return
         if self.limits.recurrent:
             self.pending.append(MemoryOp(OpKind.DROP_STATE, seq_id))
-        kept = 0
+        freed = []
         for position, cell in enumerate(owner.cells):
             if shared >> cell & 1:
-                self._append_removal(seq_id, position)
+                freed.append((seq_id, position))
             else:
                 self.retired[cell] = (seq_id, position)
-                kept += 1
-        self.available |= owner.mask & ~shared
-        if kept:
-            self.retired_left[seq_id] = kept
-            self._lower_frontier()
-        else:
-            self.free_ids.append(seq_id)
-
-    def _append_removal(self, seq_id: int, position: int) -> None:
-        last = self.pending[-1] if self.pending else None
-        if last is not None and last.kind is OpKind.REMOVE and last.seq_id == seq_id and last.stop == position:
-            self.pending[-1] = MemoryOp(OpKind.REMOVE, seq_id, last.start, position + 1)
-        else:
-            self.pending.append(MemoryOp(OpKind.REMOVE, seq_id, position, position + 1))
-
-    def _lower_frontier(self) -> None:
-        """Free retired cells at the top: an empty cell that is above every used one can harm nobody."""
-        freed: list[tuple[int, int]] = []
-        while self.frontier > self.first_cell and self.frontier - 1 in self.retired:
+        self.retired_left[seq_id] = len(owner.cells) - len(freed)
+        while self.frontier - 1 in self.retired:  # an empty cell above every used one can harm nobody
             self.frontier -= 1
-            freed.append(self._release_retired(self.frontier))
-        for seq_id, position in sorted(freed):
-            self._append_removal(seq_id, position)
+            freed.append(self._release(self.frontier))
+        if self.retired_left.get(seq_id) == 0:
+            del self.retired_left[seq_id]
+            self.free_ids.append(seq_id)
+        self._remove(freed)
 
-    def _release_retired(self, cell: int) -> tuple[int, int]:
+    def _release(self, cell: int) -> tuple[int, int]:
         seq_id, position = self.retired.pop(cell)
         self.retired_left[seq_id] -= 1
         if self.retired_left[seq_id] == 0:
@@ -163,19 +174,42 @@ class CellPool:
             self.free_ids.append(seq_id)
         return seq_id, position
 
-    def clear(self) -> None:
-        """Back to the empty pool; legal only when nobody is live."""
-        if self.owners:
-            raise AssertionError(f"pool cleared with live sequences {list(self.owners)}")
-        self._reset()
-        self.pending = [MemoryOp(OpKind.CLEAR)]
+    def _remove(self, freed: list[tuple[int, int]]) -> None:
+        """Removals of (id, position), one for each run of positions."""
+        pending, run = self.pending, None
+        for seq_id, position in sorted(freed):
+            if run is not None and run.seq_id == seq_id and run.stop == position:
+                run = pending[-1] = MemoryOp(OpKind.REMOVE, seq_id, run.start, position + 1)
+            else:
+                run = MemoryOp(OpKind.REMOVE, seq_id, position, position + 1)
+                pending.append(run)
 
-    # -- rows --------------------------------------------------------------------------------------------------------
+    # -- rows
 
-    def allocate(self, seq_id: int, count: int) -> bool:
-        """Reserve the next ``count`` cells of a sequence: the lowest available above its last one. Undone by ``undo``."""
+    def place(self, chunks: list[Chunk]) -> int | None:
+        """Reserve cells for every chunk, in the order of the calls; None, or the sequence that finds none.
+
+        Recurrent contexts split a call into groups of equal length, so each call gets one group: all single rows
+        together, each longer chunk alone. Undone by ``undo``, made final by ``take_calls``.
+        """
+        self._groups = [chunks] if chunks else []
+        if self.limits.recurrent and self.ordered:
+            single = [chunk for chunk in chunks if chunk[2] == 1]
+            self._groups = ([single] if single else []) + [[chunk] for chunk in chunks if chunk[2] > 1]
+        for group in self._groups:
+            for seq_id, _, count in group:
+                if not self._allocate(seq_id, count):
+                    return seq_id
+        return None
+
+    def _allocate(self, seq_id: int, count: int) -> bool:
         owner = self.owners[seq_id]
-        cells = lowest_cells(self.available, above=self._floor(owner), count=count)
+        above = owner.cells[-1] if owner.cells and (self.ordered or self.stream_cells) else -1
+        if self.stream_cells:
+            above = max(above, seq_id * self.stream_cells - 1)
+            if len(owner.cells) + count > self.stream_cells:
+                return False
+        cells = lowest_cells(self.available, above=above, count=count)
         if cells is None:
             return False
         self._undo.append((owner, len(owner.cells), owner.mask))
@@ -187,42 +221,29 @@ class CellPool:
         self.available ^= mask
         return True
 
-    def _floor(self, owner: Owner) -> int:
-        return owner.cells[-1] if owner.cells else self.first_cell - 1
-
     def undo(self) -> None:
-        """Take back every allocation since the last ``commit``."""
+        """Take back every reservation since the last ``take_calls``."""
         for owner, length, mask in reversed(self._undo):
             self.available ^= owner.mask ^ mask
             owner.mask = mask
             del owner.cells[length:]
         self._undo.clear()
 
-    def call_groups(self, chunks: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
-        """Chunks (seq id, first row, count) in the order in which their cells must be allocated.
-
-        Recurrent contexts split a call into groups of equal length, so each call gets one group: all single rows
-        together, each longer chunk alone.
-        """
-        if not self.limits.recurrent or self.limits.layout is not Layout.UNIFIED:
-            return [chunks] if chunks else []
-        single = [chunk for chunk in chunks if chunk[2] == 1]
-        return ([single] if single else []) + [[chunk] for chunk in chunks if chunk[2] > 1]
-
-    def commit(self, groups: list[list[tuple[int, int, int]]]) -> tuple[Call, ...]:
-        """The calls that put the allocated rows where they belong, and the removals that make room for them."""
+    def take_calls(self) -> tuple[Call, ...]:
+        """The calls that put the placed rows where they belong, with the removals that make room for them."""
         self._undo.clear()
         calls: list[Call] = []
-        if groups and not self.primed:
+        if self._groups and not self._primed:
             calls.append(Call(self.take_pending(), (PAD_ROW,), (PAD_SEQUENCE,), (0,)))
-            self.primed = True
-        for group in groups:
+            self._primed = True
+        for group in self._groups:
             placed = []
             for seq_id, first_row, count in group:
                 cells = self.owners[seq_id].cells
                 base = len(cells) - count
                 placed += [(cells[base + i], first_row + i, seq_id) for i in range(count)]
-            placed.sort()
+            if self.ordered:
+                placed.sort()
             begin = 0
             for size in split_rows(len(placed), self.limits.max_call_rows):
                 calls.append(self._call(placed[begin:begin + size]))
@@ -230,11 +251,12 @@ class CellPool:
         return tuple(calls)
 
     def _call(self, placed: list[tuple[int, int, int]]) -> Call:
-        retired, frontier = self.retired, self.frontier
-        freed = [self._release_retired(cell) for cell, _, _ in placed if cell < frontier and cell in retired]
-        for seq_id, position in sorted(freed):
-            self._append_removal(seq_id, position)
-        self.frontier = max(frontier, placed[-1][0] + 1)
+        if not self.ordered:
+            _, rows, seq_ids = zip(*placed, strict=True)
+            return Call(self.take_pending(), rows, seq_ids, (-1,) * len(rows))
+        retired = self.retired
+        self._remove([self._release(cell) for cell, _, _ in placed if cell in retired])
+        self.frontier = max(self.frontier, placed[-1][0] + 1)
         if len(placed) == 1 and self.limits.pads:
             self.pending.append(MemoryOp(OpKind.REMOVE, PAD_SEQUENCE))
             placed = [(0, PAD_ROW, PAD_SEQUENCE), *placed]
@@ -245,65 +267,3 @@ class CellPool:
         pending = tuple(self.pending)
         self.pending.clear()
         return pending
-
-
-class StockPool(CellPool):
-    """The engine places rows itself: cells are only counted, and a finished session's cells are freed at once."""
-
-    def _floor(self, owner: Owner) -> int:
-        return self.first_cell - 1
-
-    def retire(self, seq_id: int) -> None:
-        owner = self.owners[seq_id]
-        self.available |= owner.mask & ~self.mask_of_others(seq_id)
-        del self.owners[seq_id]
-        self.pending.append(MemoryOp(OpKind.REMOVE, seq_id))
-        self.free_ids.append(seq_id)
-
-    def commit(self, groups: list[list[tuple[int, int, int]]]) -> tuple[Call, ...]:
-        self._undo.clear()
-        rows = [(first_row + i, seq_id) for group in groups for seq_id, first_row, count in group for i in range(count)]
-        calls, begin = [], 0
-        for size in split_rows(len(rows), self.limits.max_call_rows):
-            part = rows[begin:begin + size]
-            calls.append(Call(self.take_pending(), tuple(r for r, _ in part), tuple(s for _, s in part), (-1,) * size))
-            begin += size
-        return tuple(calls)
-
-
-class StreamPool(StockPool):
-    """One private stream of equal size per sequence; sharing copies a whole stream, so it needs a whole state."""
-
-    def share(self, source: int, count: int) -> int:
-        seq_id = self.open()
-        self.owners[seq_id].cells = list(range(count))
-        self.pending.append(MemoryOp(OpKind.COPY, seq_id, source=source))
-        return seq_id
-
-    def allocate(self, seq_id: int, count: int) -> bool:
-        owner = self.owners[seq_id]
-        length = len(owner.cells)
-        if length + count > self.limits.max_session_rows:
-            return False
-        self._undo.append((owner, length, 0))
-        owner.cells += range(length, length + count)
-        return True
-
-    def num_used(self) -> int:
-        return sum(len(owner.cells) for owner in self.owners.values())
-
-    def num_available(self) -> int:
-        stream = self.limits.max_session_rows
-        return len(self.free_ids) * stream + sum(stream - len(owner.cells) for owner in self.owners.values())
-
-    def check_conservation(self) -> None:
-        if len(self.owners) + len(self.free_ids) != self.limits.num_sequences:
-            raise AssertionError(f"{len(self.owners)} live and {len(self.free_ids)} free streams of "
-                                 f"{self.limits.num_sequences}")
-
-
-def make_pool(limits: PoolLimits) -> CellPool:
-    """The pool for a layout. Raises ValueError where a layout cannot share as asked."""
-    if limits.layout is Layout.STREAMS and limits.sharing is Sharing.POSITIONAL:
-        raise ValueError("streams share whole states only: a partial copy between streams aborts llama.cpp")
-    return {Layout.UNIFIED: CellPool, Layout.STREAMS: StreamPool, Layout.STOCK: StockPool}[limits.layout](limits)

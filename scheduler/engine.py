@@ -1,7 +1,7 @@
-"""The seam between scheduler and engine: batches with memory operations go down, an ``IterationResult`` comes up.
+"""The seam between scheduler and engine: batches and memory operations go down, an ``IterationResult`` comes up.
 
 To plug in an engine, implement ``Engine``. To plug in a scheduler, offer what ``scheduler.loop.Scheduler`` offers:
-``submit``, ``cancel``, ``preempt``, ``step``, ``completions`` and ``is_idle``.
+``submit``, ``cancel``, ``preempt``, ``step`` (or ``begin``, ``finish``, ``fail``), ``take_completions``, ``is_idle``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PAD_ROW = -1
 
 
 class OpKind(Enum):
-    """Memory operations, named after llama.cpp's: ``seq_rm``, ``seq_cp``, drop of a recurrent state, ``memory_clear``."""
+    """Named after llama.cpp: ``seq_rm``, ``seq_cp``, drop of a recurrent state, ``memory_clear``."""
 
     REMOVE = "remove"
     COPY = "copy"
@@ -39,8 +39,7 @@ class MemoryOp:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One native decode call: first ``ops`` in order, then rows. ``rows[i]`` indexes the batch, or is ``PAD_ROW``.
-
+    """One native decode call: first ``ops`` in order, then rows. ``rows[i]`` indexes the batch, or is ``PAD_ROW``;
     ``cells[i]`` is where row i must land (-1: the engine's choice).
     """
 
@@ -62,9 +61,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's rows in plan order, and per stage the calls that compute them.
-
-    ``offsets[i]:offsets[i + 1]`` are the rows of the plan's chunk i; ``tokens`` and ``positions`` have one int a row.
+    """One step's rows in plan order (``offsets[i]:offsets[i + 1]`` are those of chunk i; ``tokens`` and ``positions``
+    have one int a row), and per stage the calls that compute them. The rest has one value per chunk.
     """
 
     tokens: tuple[int, ...]
@@ -99,8 +97,8 @@ def completed_result(plan: IterationPlan, batch: Batch, tokens: Sequence[int], *
     emitted = {sample.request_id: token for sample, token in zip(batch.samples, tokens, strict=True)}
     chunks, debits = [], {}
     for chunk, epoch, client, committed in zip(plan.chunks, batch.epochs, batch.clients, batch.committed, strict=True):
-        chunks.append(ChunkResult(chunk.request_id, chunk.generation, epoch, chunk.start, chunk.stop,
-                                  emitted.get(chunk.request_id)))
-        if chunk.start >= committed:  # a rebuild is overhead, not service
-            debits[client] = debits.get(client, 0) + chunk.stop - chunk.start
+        request_id, start, stop = chunk.request_id, chunk.start, chunk.stop
+        chunks.append(ChunkResult(request_id, chunk.generation, epoch, start, stop, emitted.get(request_id)))
+        if start >= committed:  # a rebuild is overhead, not service
+            debits[client] = debits.get(client, 0) + stop - start
     return IterationResult(plan.decision_id, tuple(chunks), debits, started_ms, finished_ms)

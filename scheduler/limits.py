@@ -33,10 +33,10 @@ def _require(condition: bool, message: str) -> None:
 class PoolLimits:
     """One engine context (one stage): what its memory can hold and how its calls must look.
 
-    ``num_cells`` counts usable cells of the whole pool; in ``streams`` each of the ``num_sequences`` private streams has
-    ``num_cells // num_sequences``. ``recurrent`` says that each sequence also owns one recurrent state, so that calls hold
-    rows of equal count per session and a partial removal is refused while the state lives. ``max_call_rows`` bounds one
-    call; with ``pad_lone_rows`` a call never holds a single row (row numerics need 2 or more).
+    ``num_cells`` counts usable cells; ``streams`` cuts them into ``num_sequences`` equal private parts. ``recurrent``:
+    each sequence also owns a state, so that calls hold equally many rows per session and a partial removal is refused
+    while the state lives. With ``pad_lone_rows`` a call of up to ``max_call_rows`` rows never holds a single one (row
+    numerics need 2 or more). A window cache has as many cells as the pool and places alike, so it never binds first.
     """
 
     layout: Layout = Layout.UNIFIED
@@ -51,10 +51,10 @@ class PoolLimits:
         _require(self.num_cells >= 1, f"pool of {self.num_cells} cells: must hold at least one")
         _require(1 <= self.num_sequences <= LLAMA_MAX_SEQ,
                  f"{self.num_sequences} sequences: must be 1 to {LLAMA_MAX_SEQ} (LLAMA_MAX_SEQ)")
-        _require(self.max_call_rows >= (2 if self.pad_lone_rows else 1),
-                 f"calls of {self.max_call_rows} rows: too narrow")
-        _require(self.num_sequences >= 2 or not self.pads,
-                 "one sequence: a padded pool needs two, one for padding rows")
+        _require(self.max_call_rows >= 1 + self.pad_lone_rows, f"calls of {self.max_call_rows} rows: too narrow")
+        _require(self.num_sequences >= 2 or not self.pads, "one sequence: a padded pool needs two, one for padding rows")
+        _require(self.layout is not Layout.STREAMS or self.sharing is not Sharing.POSITIONAL,
+                 "streams share whole states only: a partial copy between streams aborts llama.cpp")
 
     @property
     def pads(self) -> bool:
@@ -71,8 +71,8 @@ class PoolLimits:
 class StepLimits:
     """Budgets of one step and bounds of the queue.
 
-    ``max_chunk_tokens`` bounds one session's chunk; ``prefix_block_tokens`` is the granularity at which a recurrent state
-    is kept and the shortest prefix worth an entry; ``max_idle_steps`` bounds steps without any progress.
+    ``max_chunk_tokens`` bounds one session's chunk; ``prefix_block_tokens`` is the granularity at which a recurrent
+    state is kept and the shortest prefix worth an entry; ``max_idle_steps`` bounds steps without any progress.
     """
 
     max_num_batched_tokens: int = 2048
@@ -85,12 +85,9 @@ class StepLimits:
     max_prefix_entries: int | None = None
 
     def __post_init__(self) -> None:
-        _require(self.max_num_batched_tokens >= 1, f"token budget {self.max_num_batched_tokens}: must be at least 1")
-        _require(self.max_num_seqs >= 1, f"sequence budget {self.max_num_seqs}: must be at least 1")
-        _require(self.max_chunk_tokens >= 1, f"chunk limit {self.max_chunk_tokens}: must be at least 1")
-        _require(self.max_waiting >= 1, f"queue bound {self.max_waiting}: must be at least 1")
-        _require(self.max_idle_steps >= 1, f"idle bound {self.max_idle_steps}: must be at least 1")
-        _require(self.prefix_block_tokens >= 1, f"prefix block {self.prefix_block_tokens}: must be at least 1")
+        for name in ("max_num_batched_tokens", "max_num_seqs", "max_chunk_tokens", "max_waiting", "max_idle_steps",
+                     "prefix_block_tokens"):
+            _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}: must be at least 1")
 
     @property
     def prefix_entry_limit(self) -> int:
@@ -98,15 +95,14 @@ class StepLimits:
         return 2 * self.max_num_seqs if self.max_prefix_entries is None else self.max_prefix_entries
 
 
-def sequence_ceiling(*, pool_cells: int, floor_ctx_per_session: int, reserved: int,
-                     state_budget_bytes: int | None = None, state_bytes_per_sequence: int = 0) -> int:
-    """Sessions that may be in flight at once: the minimum of what every component allows (at least 0).
+def ceilings(*, pool_cells: int, floor_ctx_per_session: int, reserved: int, state_budget_bytes: int | None = None,
+             state_bytes_per_sequence: int = 0) -> dict[str, int]:
+    """Sessions that may be in flight at once, by the component that allows them; the least one binds.
 
-    Attention: ``pool_cells // floor_ctx_per_session``; ids: ``LLAMA_MAX_SEQ - reserved``; recurrent states, which are all
-    allocated at load: ``state_budget_bytes // state_bytes_per_sequence``.
+    Recurrent states are all allocated at load. ``reserved`` ids are those of padding, resident prefixes and retirees.
     """
     _require(floor_ctx_per_session >= 1, "floor of cells per session: must be at least 1")
-    ceiling = min(pool_cells // floor_ctx_per_session, LLAMA_MAX_SEQ - reserved)
+    found = {"attention cells": pool_cells // floor_ctx_per_session, "sequence ids": LLAMA_MAX_SEQ - reserved}
     if state_budget_bytes is not None and state_bytes_per_sequence:
-        ceiling = min(ceiling, state_budget_bytes // state_bytes_per_sequence)
-    return max(ceiling, 0)
+        found["recurrent slots"] = state_budget_bytes // state_bytes_per_sequence - reserved
+    return {name: max(count, 0) for name, count in found.items()}

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from scheduler.engine import Batch, Engine, EngineFailure, Sample
-from scheduler.legality import interval_limit, phase_at, validate_plan, validate_result
+from scheduler.legality import validate_plan, validate_result
 from scheduler.limits import StepLimits
 from scheduler.memory import Memory
 from scheduler.policies.base import Policy
 from scheduler.records import (
-    Completion, FinishReason, IllegalTransition, IntentKind, IterationPlan, IterationResult, Phase, PlannedChunk,
-    Refusal, Request, SchedulerState, SessionState, SessionView,
+    BudgetLedger, ChunkResult, Completion, FinishReason, IllegalTransition, IntentKind, IterationPlan, IterationResult,
+    Phase, Refusal, Request, SchedulerState, SessionState, SessionView,
 )
-from scheduler.resume import ReleaseReceipt, issue_ticket, suspension_key
-from scheduler.sessions import SessionTable, recompute_receipt
+from scheduler.resume import PreemptionIntent, ReleaseReceipt, issue_ticket, preservation_receipt, suspension_key
+from scheduler.sessions import SessionTable
 from scheduler.telemetry import StepRecord
 
+_PROGRESS = (IntentKind.ADMIT, IntentKind.RESUME, IntentKind.REJECT)
 MAX_ENGINE_FAILURES = 3  # consecutive failed steps after which the sessions in them end with a typed error
+MIN_ROOM_ROWS = 32  # rows that a session which ran out of cells above its last one should find after its rebuild
 
 
 class NoProgress(Exception):
@@ -28,19 +30,19 @@ class NoProgress(Exception):
 
 @dataclass(slots=True)
 class Flight:
-    """A step between launch and commit."""
+    """A step between launch and commit. ``views`` are the planned sessions as they were at launch."""
 
     plan: IterationPlan
     batch: Batch
     views: dict[str, SessionView]
-    record: StepRecord
-    late: dict[str, str] = field(default_factory=dict)  # ended or preempted in flight: request id -> what to do
+    started_ms: float
+    late: dict[str, str] = field(default_factory=dict)  # request id -> "cancel" or "preempt", asked for in flight
 
 
 class Scheduler:
     """Serves sessions from one shared pool per stage. Time comes in as ``now_ms``; nothing here reads a clock.
 
-    ``observer`` is called with every executed (state, plan, batch, result): the trace.
+    ``observer(flight, result)`` is called after every executed step: the trace.
     """
 
     def __init__(self, engine: Engine, policy: Policy, steps: StepLimits, *, model_digest: str = "",
@@ -49,41 +51,34 @@ class Scheduler:
         self.memory = Memory(engine.limits, steps, model_digest=model_digest)
         self.table = SessionTable()
         self.policy_memory = policy.start()
-        self._decision = 0
-        self._idle_steps = 0
-        self._failures = 0
+        self._decision = self._idle_steps = self._failures = 0
         self._flight: Flight | None = None
         self._record = StepRecord()
 
-    # -- the door ----------------------------------------------------------------------------------------------------
+    # -- the door
 
     def submit(self, request: Request, now_ms: float) -> Refusal | None:
         """Accept a request (None) or refuse it, typed. Raises ``IllegalTransition`` for an id that is in use."""
-        refusal = self._refusal(request, now_ms)
-        if refusal is not None:
-            self._record.refused += 1
-            return refusal
-        self._observe("submitted", self.table.apply_submission(request, now_ms), now_ms)
-        return None
-
-    def _refusal(self, request: Request, now_ms: float) -> Refusal | None:
-        rows, most = request.num_rows, self.memory.max_session_rows
+        name, rows, most = request.request_id, request.num_rows, self.memory.max_session_rows
+        refusal = None
         if rows > most:
-            return Refusal(request.request_id, f"needs {rows} cells, an empty pool gives one session {most}", False,
-                           rows, most)
-        if len(self.table.waiting) >= self.steps.max_waiting:
-            return Refusal(request.request_id, f"queue is full with {self.steps.max_waiting} requests", True,
-                           1, 0)
-        reason = self.policy.refuse(self.state(now_ms), request)
-        return Refusal(request.request_id, reason, True) if reason is not None else None
+            refusal = Refusal(name, f"needs {rows} cells, an empty pool gives one session {most}", False, rows, most)
+        elif len(self.table.waiting) >= self.steps.max_waiting:
+            refusal = Refusal(name, f"queue is full with {self.steps.max_waiting} requests", True, 1)
+        elif (reason := self.policy.refuse(self.state(now_ms), request)) is not None:
+            refusal = Refusal(name, reason, True)
+        if refusal is None:
+            self._observe("submitted", self.table.apply_submission(request, now_ms), now_ms)
+        self._record.refused += refusal is not None
+        return refusal
 
     def cancel(self, request_id: str, now_ms: float) -> bool:
-        """End a session in whatever state it is; False if it is not live. Its late results will be dropped."""
-        view = self.table.views.get(request_id)
-        if view is None or (self._flight is not None and self._flight.late.get(request_id) == "cancel"):
+        """End a session in whatever state it is; False if it is not live. What it has in flight will be dropped."""
+        view, flight = self.table.views.get(request_id), self._flight
+        if view is None or (flight is not None and flight.late.get(request_id) == "cancel"):
             return False
-        if self._in_flight(request_id):
-            self._flight.late[request_id] = "cancel"  # cells are in use until the engine returns
+        if flight is not None and request_id in flight.views:
+            flight.late[request_id] = "cancel"  # its cells are in use until the engine returns
             return True
         self._record.cancelled += 1
         self._end(view, FinishReason.CANCELLED, now_ms)
@@ -91,13 +86,13 @@ class Scheduler:
 
     def preempt(self, request_id: str, now_ms: float) -> bool:
         """Suspend a running session now, or when its step in flight returns; False if it is not running."""
-        view = self.table.views.get(request_id)
+        view, flight = self.table.views.get(request_id), self._flight
         if view is None or view.state is not SessionState.RUNNING:
             return False
-        if self._in_flight(request_id):
-            self._flight.late.setdefault(request_id, "preempt")
-            return True
-        self._suspend(view, now_ms)
+        if flight is not None and request_id in flight.views:
+            flight.late.setdefault(request_id, "preempt")
+        else:
+            self._suspend(view, now_ms)
         return True
 
     def set_ready(self, request_id: str, ready: bool) -> None:
@@ -122,10 +117,10 @@ class Scheduler:
                               steps.max_num_batched_tokens, steps.max_num_seqs, steps.max_chunk_tokens,
                               MappingProxyType(table.service), self.policy_memory)
 
-    # -- the step ----------------------------------------------------------------------------------------------------
+    # -- the step
 
     def step(self, now_ms: float) -> StepRecord:
-        """One iteration: plan, execute, apply. Raises ``NoProgress`` after ``max_idle_steps`` steps without progress."""
+        """One iteration. Raises ``NoProgress`` after ``max_idle_steps`` steps without progress."""
         flight = self.begin(now_ms)
         try:
             result = self.engine.execute(flight.plan, flight.batch, now_ms) if flight.plan.chunks else None
@@ -134,151 +129,146 @@ class Scheduler:
         return self.finish(result, now_ms if result is None else result.finished_ms)
 
     def begin(self, now_ms: float) -> Flight:
-        """Admit and compose: everything before the engine. The flight must be finished or failed."""
+        """Plan, admit and compose: everything before the engine. The flight must be finished or failed."""
         if self._flight is not None:
             raise IllegalTransition("a step is already in flight")
         self._decision += 1
-        plan = self._admit(self._plan(now_ms), now_ms)
-        plan = self._fit(plan, now_ms)
+        state = self.state(now_ms)
+        plan = self.policy.plan_iteration(state)
+        validate_plan(state, plan, self.policy)
+        self.policy_memory = self.policy.planned(state, plan)
+        plan = self._fit(self._admit(plan, now_ms), now_ms)
         views = {chunk.request_id: self.table.views[chunk.request_id] for chunk in plan.chunks}
-        self._flight = Flight(plan, self._compose(plan, views), views, self._record)
-        self._gauge_memory(self._record)
+        self._flight = Flight(plan, self._compose(plan, views), views, now_ms)
+        self._gauge_memory()
         return self._flight
 
-    def _gauge_memory(self, record: StepRecord) -> None:
+    def _gauge_memory(self) -> None:
         """Memory is measured when the step's rows are placed: that is when the pool is fullest."""
-        counts = self.memory.counts()
+        record, counts = self._record, self.memory.counts()
         record.cells_used, record.cells_available = counts.cells_used, counts.cells_available
         record.cells_shared, record.ids_retired = counts.cells_shared, counts.ids_retired
         record.slots_used = counts.sequences_used
 
-    def _plan(self, now_ms: float) -> IterationPlan:
-        state = self.state(now_ms)
-        plan = self.policy.plan_iteration(state)
-        validate_plan(state, plan, self.policy)
-        if not plan.chunks and not plan.intents and not self.table.running and len(self.table.views) \
-                and self.memory.evict_one():
-            return self._plan(now_ms)  # a hit can pin more than it saves: rather than wait for ever, compute it anew
-        return plan
-
     def _admit(self, plan: IterationPlan, now_ms: float) -> IterationPlan:
         """Carry out the plan's intents; a session whose shared prefix changed meanwhile is left for the next step."""
-        dropped: list[str] = []
+        starts = {chunk.request_id: chunk.start for chunk in plan.chunks}
         for intent in plan.intents:
             view = self.table.views[intent.request_id]
             if intent.kind is IntentKind.REJECT:
                 self._record.refused += 1
                 self._end(view, FinishReason.FAILED, now_ms, error=f"rejected: {intent.reason}")
+            elif intent.kind is IntentKind.PREEMPT:
+                self._suspend(view, now_ms)
+            elif intent.kind is IntentKind.DEFER:
                 continue
-            chunk = next(chunk for chunk in plan.chunks if chunk.request_id == intent.request_id)
-            if self.memory.cached_tokens(view) != chunk.start or not self._enter(view, now_ms):
-                dropped.append(intent.request_id)
-        return _without(plan, dropped)
+            elif self.memory.cached_tokens(view) != starts[view.request_id] or not self._enter(view, now_ms):
+                plan = _without(plan, [view.request_id])
+        return plan
 
     def _enter(self, view: SessionView, now_ms: float) -> bool:
         try:
             cached = self.memory.open(view)
         except IndexError:
             return False
-        record = self._record
-        ticket = None
+        record, ticket = self._record, None
         if view.state is SessionState.SUSPENDED:
-            ticket = issue_ticket(view, self.table.releases[view.request_id], recompute_receipt(view, cached),
+            ticket = issue_ticket(view, self.table.releases[view.request_id], preservation_receipt(view, cached),
                                   allocation_ready=True, stages_ready=view.ready)
-            record.resumed += 1
-        else:
-            record.admitted += 1
+        record.resumed += ticket is not None
+        record.admitted += ticket is None
         record.prefix_hits += cached > 0
         record.prefix_misses += cached == 0
         record.prefix_tokens_saved += cached
-        resumed = ticket is not None
         view = self.table.apply_entry(view.request_id, cached, ticket)
-        self._observe("resumed" if resumed else "admitted", view, now_ms)
+        self._observe("admitted" if ticket is None else "resumed", view, now_ms)
         return True
 
     def _fit(self, plan: IterationPlan, now_ms: float) -> IterationPlan:
         """Make room for every chunk: evict idle prefixes, then preempt; a victim in the plan is unwound whole."""
         while True:
-            rows = [(chunk.request_id, chunk.stop - chunk.start) for chunk in plan.chunks]
-            blocked = self.memory.allocate(rows)
+            rows, first = [], 0
+            for chunk in plan.chunks:
+                rows.append((chunk.request_id, first, chunk.stop - chunk.start))
+                first += chunk.stop - chunk.start
+            blocked = self.memory.place(rows)
             if blocked is None:
-                self.memory.undo()
                 return plan
-            requester = self.table.views[rows[blocked][0]]
             if self.memory.evict_one():
                 continue
-            if self.memory.pools_have(rows[blocked][1]):
-                victim = requester.request_id  # cells enough, but none above its last one: rebuild it lower
+            requester, names = self.table.views[blocked], [name for name, _, _ in rows]
+            wanted = rows[names.index(blocked)][2]
+            if all(pool.num_available() >= wanted for pool in self.memory.pools):
+                victim = blocked  # cells enough, but none above its last one: rebuild it lower
+                room = max(wanted, min(requester.future_rows, MIN_ROOM_ROWS))
+                kept = self.memory.shorten(blocked, room)
+                if kept:
+                    self._suspend(requester, now_ms, kept=kept)
+                    plan = _without(plan, [victim])
+                    continue
             else:
                 victim = self.policy.choose_victim(self.state(now_ms), requester)
             if victim is not None:
                 self._suspend(self.table.views[victim], now_ms)
-            plan = _without(plan, [requester.request_id if victim is None else victim])
+            plan = _without(plan, self.policy.unwind(plan, names.index(blocked), victim))
 
     def _compose(self, plan: IterationPlan, views: dict[str, SessionView]) -> Batch:
         tokens: list[int] = []
         positions: list[int] = []
-        offsets, samples, rows = [0], [], []
-        for chunk in plan.chunks:
-            request_id, start, stop = chunk.request_id, chunk.start, chunk.stop
-            view = views[request_id]
-            prompt = view.request.prompt
-            count = len(prompt)
-            if stop <= count:
-                tokens += prompt[start:stop]
-            else:
-                output = self.table.outputs[request_id]
-                tokens += [prompt[i] if i < count else output[i - count] for i in range(start, stop)]
+        offsets, samples = [0], []
+        for chunk, view in zip(plan.chunks, views.values(), strict=True):
+            start, stop, request = chunk.start, chunk.stop, view.request
+            count = len(request.prompt)
+            tokens += request.prompt[start:stop]
+            if stop > count:
+                tokens += self.table.outputs[chunk.request_id][max(start - count, 0):stop - count]
             positions += range(start, stop)
-            rows.append((request_id, offsets[-1], stop - start))
-            offsets.append(offsets[-1] + stop - start)
-            phase = phase_at(view, start)
+            offsets.append(len(positions))
+            phase = view.phase_at(start)
             if phase is Phase.DECODE or (phase is Phase.PREFILL and stop == count):
-                samples.append(Sample(offsets[-1] - 1, request_id, stop, view.request.sampling))
+                samples.append(Sample(len(positions) - 1, chunk.request_id, stop, request.sampling))
         return Batch(tuple(tokens), tuple(positions), tuple(offsets), tuple(samples),
-                     tuple(view.epoch for view in views.values()),
-                     tuple(view.request.client_id for view in views.values()),
-                     tuple(view.committed for view in views.values()),
-                     self.memory.commit(rows))
+                     tuple([view.epoch for view in views.values()]),
+                     tuple([view.request.client_id for view in views.values()]),
+                     tuple([view.committed for view in views.values()]), self.memory.take_calls())
 
-    # -- after the engine --------------------------------------------------------------------------------------------
+    # -- after the engine
 
     def finish(self, result: IterationResult | None, now_ms: float) -> StepRecord:
         """Post: apply a result, end sessions, keep prefixes, carry out what was asked in flight."""
         flight = self._flight
         if flight is None:
             raise IllegalTransition("a result without a step in flight")
+        progressed = any(intent.kind in _PROGRESS for intent in flight.plan.intents)
         if result is not None:
-            validate_result(flight.plan, result, flight.views, now_ms=result.started_ms)
+            validate_result(flight.plan, result, flight.views, now_ms=flight.started_ms)
+            self._record.engine_ms = result.finished_ms - result.started_ms
             self._failures = 0
         self._flight = None
-        progressed = bool(flight.plan.intents)
         for item in result.chunks if result is not None else ():
             view = self.table.views.get(item.request_id)
-            late = flight.late.get(item.request_id)
-            if view is None or view.epoch != item.epoch or late == "cancel":
+            if view is None or view.epoch != item.epoch or flight.late.get(item.request_id) == "cancel":
                 continue  # a stale result is dropped once, whole
             progressed = progressed or item.after > item.before
-            self._apply_chunk(item, now_ms)
+            self._apply_chunk(item, view.phase_at(item.before), now_ms)
         self._apply_late(flight, now_ms)
         if self.observer is not None:
             self.observer(flight, result)
-        return self._close(flight, progressed, now_ms)
+        self._check_progress(progressed)
+        return self._close(flight, now_ms)
 
-    def _apply_chunk(self, item, now_ms: float) -> None:
-        phase, record = self.table.apply_chunk(item, now_ms), self._record
-        rows = item.after - item.before
-        view = self.table.views[item.request_id]
-        if phase is Phase.REBUILD:
-            record.recompute_tokens += rows
-            self._observe("rebuilt", view, now_ms, rows)
+    def _apply_chunk(self, item: ChunkResult, phase: Phase, now_ms: float) -> None:
+        view, rows, record = self.table.apply_chunk(item, now_ms), item.after - item.before, self._record
+        if phase is Phase.DECODE:
+            record.decode_tokens += rows
+            self._observe("decoded", view, now_ms, rows)
         elif phase is Phase.PREFILL:
             record.prefill_tokens += rows
             self.memory.keep_prefix(view)
             self._observe("prefilled", view, now_ms, rows)
         else:
-            record.decode_tokens += rows
-            self._observe("decoded", view, now_ms, rows)
+            record.recompute_tokens += rows
+            self._observe("rebuilt", view, now_ms, rows)
         if item.token is not None:
             self._observe("emitted", view, now_ms, 1)
             reason = self.table.finish_reason(view)
@@ -288,31 +278,7 @@ class Scheduler:
 
     def _apply_late(self, flight: Flight, now_ms: float) -> None:
         for request_id, what in flight.late.items():
-            if request_id in self.table.views:
-                (self.cancel if what == "cancel" else self.preempt)(request_id, now_ms)
-
-    def _close(self, flight: Flight, progressed: bool, now_ms: float) -> StepRecord:
-        table, memory = self.table, self.memory
-        if not table.running and not table.suspended and not memory.prefix.entries and flight.plan.chunks:
-            memory.reset()
-        if table.running or table.suspended or table.waiting:
-            self._idle_steps = 0 if progressed else self._idle_steps + 1
-            if self._idle_steps >= self.steps.max_idle_steps:
-                head = next(iter(table.running or table.suspended or table.waiting))
-                raise NoProgress(f"{self._idle_steps} steps without progress; at the head: {table.views[head]}")
-        else:
-            self._idle_steps = 0
-            self._apply_pending()
-        memory.check_conservation()
-        return self._publish(flight, now_ms)
-
-    def _publish(self, flight: Flight, now_ms: float) -> StepRecord:
-        record, table = self._record, self.table
-        record.step, record.now_ms = self._decision, now_ms
-        record.running, record.waiting, record.suspended = len(table.running), len(table.waiting), len(table.suspended)
-        record.calls = sum(len(calls) for calls in flight.batch.stages)
-        self._record = StepRecord()
-        return record
+            (self.cancel if what == "cancel" else self.preempt)(request_id, now_ms)
 
     def fail(self, failure: EngineFailure, now_ms: float) -> StepRecord:
         """The engine broke off: its memory is in doubt, so every running session is suspended and the pool cleared.
@@ -325,18 +291,41 @@ class Scheduler:
         self._flight = None
         self._failures += 1
         self._record.engine_failures += 1
-        for request_id in list(self.table.running):
-            self._suspend(self.table.views[request_id], now_ms)
+        for view in [self.table.views[request_id] for request_id in self.table.running]:
+            self._suspend(view, now_ms)
         self._apply_late(flight, now_ms)
         if self._failures >= MAX_ENGINE_FAILURES:
             self._failures = 0
-            for chunk in flight.plan.chunks:
-                if chunk.request_id in self.table.views:
-                    self._record.failed += 1
-                    self._end(self.table.views[chunk.request_id], FinishReason.FAILED, now_ms, error=str(failure))
+            for view in [self.table.views[name] for name in flight.views if name in self.table.views]:
+                self._record.failed += 1
+                self._end(view, FinishReason.FAILED, now_ms, error=str(failure))
         self.memory.reset()
-        self.memory.check_conservation()
-        return self._publish(flight, now_ms)
+        return self._close(flight, now_ms)
+
+    def _check_progress(self, progressed: bool) -> None:
+        """Raise ``NoProgress`` if work that could run has not run for too long."""
+        stuck = not progressed and any(view.ready for view in self.table.views.values())
+        self._idle_steps = self._idle_steps + 1 if stuck else 0
+        if self._idle_steps >= self.steps.max_idle_steps:
+            table = self.table
+            head = next(iter(table.running or table.suspended or table.waiting))
+            raise NoProgress(f"{self._idle_steps} steps without progress; at the head: {table.views[head]}")
+
+    def _close(self, flight: Flight, now_ms: float) -> StepRecord:
+        """Tidy the pool, check its laws, publish the step's record."""
+        table, memory, record = self.table, self.memory, self._record
+        if memory.available_sequences() == 0 and (table.waiting or table.suspended):
+            memory.evict_one()  # its cells keep the id until they are used, or until nobody is resident
+        if not memory.residences and not memory.prefix.entries and flight.plan.chunks:
+            memory.reset()
+        if not table.views:
+            self._apply_pending()
+        memory.check_conservation()
+        record.step, record.now_ms, record.step_ms = self._decision, now_ms, now_ms - flight.started_ms
+        record.running, record.waiting, record.suspended = len(table.running), len(table.waiting), len(table.suspended)
+        record.calls = sum(map(len, flight.batch.stages))
+        self._record = StepRecord()
+        return record
 
     def drain_prefixes(self) -> None:
         """Evict every idle prefix; with nothing live the pool goes back to empty, in the engine too."""
@@ -346,18 +335,23 @@ class Scheduler:
             self.memory.reset()
         self._apply_pending()
 
-    # -- single transitions ------------------------------------------------------------------------------------------
+    # -- single transitions
 
-    def _in_flight(self, request_id: str) -> bool:
-        return self._flight is not None and request_id in self._flight.views
-
-    def _suspend(self, view: SessionView, now_ms: float) -> None:
-        """Intent, release, suspended: with recompute the release is confirmed as soon as the cells are available."""
-        pending = self.table.apply_preemption(view.request_id)
-        self.memory.retire(view.request_id)
-        self.table.apply_release(ReleaseReceipt(suspension_key(pending), True, view.computed))
+    def _suspend(self, view: SessionView, now_ms: float, *, kept: int = 0) -> None:
+        """Intent, release, suspended; a session that keeps its first ``kept`` rows is resumed at once."""
+        table, request_id = self.table, view.request_id
+        pending = table.apply_preemption(PreemptionIntent(suspension_key(view)))
+        if not kept:
+            self.memory.retire(request_id)
+        receipt = ReleaseReceipt(suspension_key(pending), True, view.computed - kept)
+        suspended = table.apply_release(receipt)
         self._record.preempted += 1
-        self._observe("preempted", self.table.views[view.request_id], now_ms)
+        self._observe("preempted", suspended, now_ms)
+        if kept:
+            ticket = issue_ticket(suspended, receipt, preservation_receipt(suspended, kept), allocation_ready=True,
+                                  stages_ready=suspended.ready)
+            self._record.resumed += 1
+            self._observe("resumed", table.apply_entry(request_id, kept, ticket), now_ms)
 
     def _end(self, view: SessionView, reason: FinishReason, now_ms: float, *, error: str = "") -> None:
         if view.request_id in self.memory.residences:
@@ -376,16 +370,11 @@ class Scheduler:
         self.policy_memory = self.policy.observe(self.policy_memory, event, view, now_ms, amount)
 
 
-def _without(plan: IterationPlan, request_ids: list[str]) -> IterationPlan:
+def _without(plan: IterationPlan, request_ids: Collection[str]) -> IterationPlan:
     """The plan less whole sessions, its ledger and evidence recounted."""
-    if not request_ids:
-        return plan
     kept = [i for i, chunk in enumerate(plan.chunks) if chunk.request_id not in request_ids]
-    chunks: tuple[PlannedChunk, ...] = tuple(plan.chunks[i] for i in kept)
-    ledger = type(plan.ledger)(plan.ledger.max_num_batched_tokens, plan.ledger.max_num_seqs,
-                               sum(chunk.stop - chunk.start for chunk in chunks), len(chunks))
+    chunks = tuple(plan.chunks[i] for i in kept)
+    ledger = BudgetLedger(plan.ledger.max_num_batched_tokens, plan.ledger.max_num_seqs,
+                          sum(chunk.stop - chunk.start for chunk in chunks), len(chunks))
     return IterationPlan(plan.decision_id, plan.input_version, plan.policy, chunks, ledger, plan.intents,
                          tuple(plan.order[i] for i in kept))
-
-
-__all__ = ["NoProgress", "Scheduler", "Flight", "interval_limit"]

@@ -1,7 +1,7 @@
-"""Frozen records of the reference scheduler: who may write what is in the table of each class's docstring.
+"""Frozen records of the scheduler; each docstring says who writes them.
 
-Counts of one session: ``p`` prompt tokens, ``e`` emitted tokens, ``c`` computed rows (physically in the pool now) and
-``k`` committed rows (the furthest frontier ever reached; survives a preemption, never moves back).
+Counts of one session: ``p`` prompt tokens, ``e`` emitted tokens, ``c`` computed rows (in the pool now) and ``k``
+committed rows (the furthest frontier ever reached: it survives a preemption and never moves back).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 
 class SessionState(Enum):
-    """Queue states. RUNNING -> PREEMPT_PENDING -> SUSPENDED -> RESUME_PENDING -> RUNNING, each may end."""
+    """Queue states. RUNNING -> PREEMPT_PENDING -> SUSPENDED -> RESUME_PENDING -> RUNNING, and each may end."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -46,21 +46,26 @@ class FinishReason(Enum):
 
 
 class IntentKind(Enum):
-    """What a plan asks the queues to do."""
+    """What a plan asks the queues to do. DEFER only records that a session was considered and passed over."""
 
     ADMIT = "admit"
     RESUME = "resume"
     REJECT = "reject"
+    PREEMPT = "preempt"
+    DEFER = "defer"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Greedy when ``temperature`` is 0, else seeded sampling keyed by (seed, session, position): never by batch row."""
+    """Greedy when ``temperature`` is 0, else sampling keyed by (seed, session, position): never by batch row.
+    ``key`` stands for the session; empty, its request id does.
+    """
 
     temperature: float = 0.0
     seed: int = 0
     top_k: int = 0
     top_p: float = 1.0
+    key: str = ""
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
@@ -69,7 +74,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLevel:
-    """Latency objectives of one request in ms; ``None`` is no objective. TTFT from arrival, TBT between emissions."""
+    """Latency objectives in ms, None for none: first token from arrival, then from emission to emission."""
 
     ttft_ms: float | None = None
     tbt_ms: float | None = None
@@ -112,7 +117,7 @@ class PolicyIdentity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadManifest:
-    """Everything that a caller offers. ``hidden_output_tokens`` never reaches a policy: see ``visible_requests``."""
+    """All that a caller offers. The scheduler is given ``requests`` alone, never ``hidden_output_tokens``."""
 
     workload_id: str
     requests: tuple[Request, ...]
@@ -122,16 +127,12 @@ class WorkloadManifest:
     tie_break: str = "arrival, request id, generation"
     hidden_output_tokens: Mapping[str, int] = field(default_factory=dict)
 
-    def visible_requests(self) -> tuple[Request, ...]:
-        """What the scheduler may see."""
-        return self.requests
-
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """One session as policies see it; replaced, never changed, by the module that applies results.
+    """One session as policies see it; replaced, never changed, by ``scheduler.sessions``.
 
-    ``index`` numbers submissions. ``cached`` counts the tokens that were shared, not computed, at the last admission.
+    ``index`` numbers submissions. ``cached`` counts the tokens that were not computed but there at the last entry.
     """
 
     request: Request
@@ -164,16 +165,19 @@ class SessionView:
     @property
     def phase(self) -> Phase:
         """Phase of the next row."""
-        if self.computed < self.committed:
+        return self.phase_at(self.computed)
+
+    def phase_at(self, start: int) -> Phase:
+        """Phase of an interval from ``start``."""
+        if start < self.committed:
             return Phase.REBUILD
         return Phase.PREFILL if self.emitted == 0 else Phase.DECODE
 
-    @property
-    def frontier(self) -> int:
-        """Where the current phase must stop: the committed frontier, the prompt's end, or one row on."""
-        if self.computed < self.committed:
+    def limit_at(self, start: int) -> int:
+        """Where an interval from ``start`` must stop: the committed frontier, the prompt's end, or one row on."""
+        if start < self.committed:
             return self.committed
-        return len(self.request.prompt) if self.emitted == 0 else self.computed + 1
+        return len(self.request.prompt) if self.emitted == 0 else start + 1
 
 
 class MemoryFacts(Protocol):
@@ -186,7 +190,7 @@ class MemoryFacts(Protocol):
         """Sessions that can still be opened, over every component that is charged per sequence."""
 
     def cached_tokens(self, view: SessionView) -> int:
-        """Tokens of the session that a resident prefix holds now, at most all but one."""
+        """Tokens of the session that it would share if it entered now, at most all but one."""
 
     def pinned_rows(self, view: SessionView) -> int:
         """Evictable rows that sharing for this session would pin, so that they stop being available."""
@@ -216,7 +220,7 @@ class SchedulerState:
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
-    """Half-open interval ``[start, stop)`` of one session's tokens, bound to the snapshot that it was planned from."""
+    """Half-open interval ``[start, stop)`` of one session's tokens, bound to the snapshot it was planned from."""
 
     request_id: str
     generation: int
@@ -247,7 +251,7 @@ class BudgetLedger:
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """Written by a policy: what one step should run. ``order`` holds one comparable key per chunk, in plan order."""
+    """Written by a policy: what one step should run. ``order`` holds one comparable key per chunk."""
 
     decision_id: int
     input_version: int

@@ -1,4 +1,4 @@
-"""Preemption as a protocol: intent, release, preservation, ticket; bound by (request, generation, snapshot, epoch).
+"""Preemption as a protocol: intent, release, preservation, ticket; all bound by (request, generation, snapshot, epoch).
 
 The epoch is monotone, so a receipt of an earlier suspension can never satisfy a later one (no ABA).
 """
@@ -32,15 +32,15 @@ class SuspensionKey:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionIntent:
-    """Written by a policy: release is wished, nothing is free yet."""
+    """Written by the loop for a policy's victim: release is wished, nothing is free yet."""
 
     key: SuspensionKey
-    reason: str
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseReceipt:
-    """Written by the allocator: the cells are available (``confirmed``) or the release is still pending."""
+    """Written by the memory: ``rows`` are available (``confirmed``), or the release is still pending."""
 
     key: SuspensionKey
     confirmed: bool
@@ -49,7 +49,7 @@ class ReleaseReceipt:
 
 @dataclass(frozen=True, slots=True)
 class PreservationReceipt:
-    """Written by the store: the first ``ready_tokens`` rows of the session can be had without computing them."""
+    """Written by the memory: the first ``ready_tokens`` rows can be had without computing them (once promoted)."""
 
     key: SuspensionKey
     kind: Preservation
@@ -71,26 +71,31 @@ def suspension_key(view: SessionView) -> SuspensionKey:
     return SuspensionKey(view.request_id, view.request.generation, view.committed, view.epoch)
 
 
+def preservation_receipt(view: SessionView, ready_tokens: int) -> PreservationReceipt:
+    """What recompute preemption can promise: rows that are in the pool for other reasons."""
+    kind = Preservation.EXACT if ready_tokens >= view.committed > 0 else (
+        Preservation.PARTIAL if ready_tokens else Preservation.RECOMPUTE)
+    return PreservationReceipt(suspension_key(view), kind, ready_tokens)
+
+
 def issue_ticket(view: SessionView, release: ReleaseReceipt, preservation: PreservationReceipt, *,
                  allocation_ready: bool, stages_ready: bool) -> ResumeTicket:
     """The conjunction that a resume needs. Raises ``IllegalTransition`` naming the first part that is missing.
 
-    ``target = p + e - 1`` when a token was emitted, else what had been computed of the prompt: the committed frontier.
+    The target is the committed frontier: ``p + e - 1`` once a token was emitted, else what was computed of the prompt,
+    or what others have computed of it meanwhile.
     """
     key = suspension_key(view)
-    if view.state not in (SessionState.SUSPENDED, SessionState.RESUME_PENDING):
-        raise IllegalTransition(f"resume of a session that is {view.state.value}: {view.request_id}")
-    if release.key != key or preservation.key != key:
-        raise IllegalTransition(f"receipt of another generation or epoch: {release.key}, {preservation.key}, not {key}")
-    if not release.confirmed:
-        raise IllegalTransition(f"release still pending: {view.request_id}")
-    if not preservation.promoted:
-        raise IllegalTransition(f"promotion still in flight: {view.request_id}")
-    if not allocation_ready or not stages_ready:
-        raise IllegalTransition(f"allocation or stages not ready: {view.request_id}")
     ready = 0 if preservation.kind is Preservation.FAILED else preservation.ready_tokens
-    # Before the first token a prefix that others computed meanwhile may reach past what this session had computed.
     target = max(view.committed, ready) if view.emitted == 0 else view.committed
-    if not 0 <= ready <= target:
-        raise IllegalTransition(f"ready prefix of {ready} outside [0, {target}]: {view.request_id}")
+    for condition, rule in (
+            (view.state in (SessionState.SUSPENDED, SessionState.RESUME_PENDING), "the session is not suspended"),
+            (release.key == key and preservation.key == key, "receipt of another generation, snapshot or epoch"),
+            (release.confirmed, "release still pending"),
+            (preservation.promoted, "promotion still in flight"),
+            (allocation_ready, "allocation not ready"),
+            (stages_ready, "stages not ready"),
+            (0 <= ready <= target, f"ready prefix of {ready} outside [0, {target}]")):
+        if not condition:
+            raise IllegalTransition(f"no ticket, {rule}: {view.request_id}")
     return ResumeTicket(key, ready, target)

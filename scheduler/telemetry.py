@@ -1,4 +1,4 @@
-"""One record per step, as JSON lines and as totals."""
+"""One record per step, as a line of JSON, and the totals of all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 
 @dataclass(slots=True)
 class StepRecord:
-    """What one step did. Counts unless the name says otherwise; ``*_tokens`` are rows computed in this step."""
+    """What one step did: counts unless the name says otherwise; ``*_tokens`` are rows computed in this step."""
 
     step: int = 0
     now_ms: float = 0.0
@@ -43,8 +43,8 @@ class StepRecord:
         return json.dumps(asdict(self))
 
 
-_GAUGES = ("step", "now_ms", "running", "waiting", "suspended", "cells_used", "cells_available", "cells_shared",
-           "ids_retired", "slots_used")
+GAUGES = ("step", "now_ms", "running", "waiting", "suspended", "cells_used", "cells_available", "cells_shared",
+          "ids_retired", "slots_used")
 
 
 class Totals:
@@ -56,13 +56,9 @@ class Totals:
 
     def add(self, record: StepRecord) -> None:
         self.steps += 1
-        values = self.values
-        for name in values:
+        for name, old in self.values.items():
             value = getattr(record, name)
-            if name in _GAUGES:
-                values[name] = max(values[name], value)
-            else:
-                values[name] += value
+            self.values[name] = max(old, value) if name in GAUGES else old + value
 
     def to_json(self) -> str:
         return json.dumps({"steps": self.steps, **self.values})

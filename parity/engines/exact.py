@@ -124,7 +124,7 @@ def _run_call(pool: ExactPool, call: Call, hidden: Sequence[int], positions: Seq
 def next_token(model: ExactModel, digest: int, request_id: str, position: int, sampling: SamplingParams) -> int:
     """The token for a row's digest: greedy, or keyed by (seed, session, position)."""
     if sampling.temperature:
-        digest = hash((digest, sampling.seed, _name_digest(request_id), position))
+        digest = hash((digest, sampling.seed, _name_digest(sampling.key or request_id), position))
     return digest % model.vocabulary
 
 
