@@ -103,14 +103,17 @@ class _Downloads:
     """Brings Hub rows with one connection's settings."""
 
     def __init__(self, *, frozen: bool) -> None:
-        self.frozen, self.settings, self.policy = frozen, HubSettings.from_environment(), RetryPolicy()
+        self.frozen, self.settings, self.policy = frozen, HubSettings.from_environment(), RetryPolicy(say=say)
 
     def bring(self, row: ModelRow) -> str:
         target, note = hub_file(row), ""
         if target.unset and not self.frozen:
-            target = look_up(
-                replace(target, sha256=None, size_bytes=None), settings=self.settings, policy=self.policy
-            )
+            try:
+                target = look_up(
+                    replace(target, sha256=None, size_bytes=None), settings=self.settings, policy=self.policy
+                )
+            except Unavailable as fault:
+                raise Unavailable(f"is unlocked: {fault.line}", code=fault.code) from fault
             note = f" (unlocked: revision {target.revision} of today, run parity lock to pin it)"
         with progress_of(f"{row.repo}/{row.file}") as report:
             fetched = fetch_file(target, settings=self.settings, policy=self.policy, report=report, say=say)

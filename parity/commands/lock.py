@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from parity.commands.fetch import chosen_families, worst_of
+from parity.commands.fetch import chosen_families, say, worst_of
 from parity.errors import ExitCode
 from parity.families import Family, ModelRow, RowSource
 from parity.models.hub import look_up
@@ -39,7 +39,7 @@ def command(families: tuple[str, ...], update: bool, manifests: Path | None) -> 
     Only values that are not set are written, and nothing else in the file changes. A locked row is compared
     with the Hub. A value that the Hub does not publish stays unset: no digest is ever invented.
     """
-    settings, policy = HubSettings.from_environment(), RetryPolicy()
+    settings, policy = HubSettings.from_environment(), RetryPolicy(say=say)
     return worst_of(
         _lock_row(family, row, settings, policy, update=update)
         for family in chosen_families(families, manifests)

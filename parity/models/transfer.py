@@ -43,6 +43,7 @@ class RetryPolicy:
     first_wait_s: float = 1.0
     longest_wait_s: float = 330.0  # the Hub's rate-limit window is five minutes
     sleep: Callable[[float], None] = time.sleep
+    say: Callable[[str], None] = lambda line: None  # told of each wait, one line
 
 
 def asked_wait_s(response: httpx.Response) -> float | None:
@@ -102,12 +103,21 @@ class Patience:
             return asked
         return min(self.policy.longest_wait_s, self.policy.first_wait_s * 2 ** (self.failures - 1))
 
+    def tell(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, HfHubHTTPError):
+            reason = f"HTTP {error.response.status_code}"
+        else:
+            reason = str(error) or type(error).__name__
+        self.policy.say(f"{' '.join(reason.split())}; trying again in {state.upcoming_sleep:.0f} s")
+
     def retrying(self) -> Retrying:
         return Retrying(
             retry=retry_if_exception(
                 lambda error: is_transient(error, longest_wait_s=self.policy.longest_wait_s)
             ),
             after=self.has_failed,
+            before_sleep=self.tell,
             stop=self.is_over,
             wait=self.wait_s,
             sleep=self.policy.sleep,

@@ -53,7 +53,7 @@ class Desk:
 
     @property
     def policy(self) -> RetryPolicy:
-        return RetryPolicy(sleep=self.clock.sleep)
+        return RetryPolicy(sleep=self.clock.sleep, say=self.said.append)
 
     def fetch(self, target: HubFile, **options: object) -> Fetched:
         return fetch_file(

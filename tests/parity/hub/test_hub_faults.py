@@ -95,6 +95,7 @@ def test_fetch_waits_as_long_as_a_429_asks(desk: Desk, body: bytes, host: str, m
     )
     assert desk.fetch(pinned(body)).path.read_bytes() == body
     assert desk.clock.slept_s == [17.0, 17.0]
+    assert desk.said == ["HTTP 429; trying again in 17 s"] * 2
 
 
 def test_fetch_waits_for_the_rate_limit_window_when_no_retry_after_is_given(desk: Desk, body: bytes):
