@@ -36,7 +36,8 @@ def _unexplained_failures(run: Run) -> list[str]:
     """The engine breaks off only where a fault was injected: overload never reaches the caller as a failed decode."""
     failed = sum(record.engine_failures for record in run.records)
     injected = sum(fault.kind in ENGINE_FAULTS for fault in run.fired)
-    if failed <= injected:
+    lost = any(fault.kind is FaultKind.STAGE_LOST for fault in run.fired)  # it stays lost for more than one step
+    if failed <= injected or lost:
         return []
     said = f"; the last one: {run.failures[-1]}" if run.failures else ""
     return [f"engine: {failed} steps failed, {injected} failures were injected{said}"]

@@ -97,7 +97,12 @@ class Mutant:
 
 @contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace an attribute of a class or module by ``make(original)`` for the duration of a context."""
+    """Replace an attribute of a class or module by ``make(original)`` for the duration of a context.
+
+    An inherited method is replaced in the class that defines it.
+    """
+    if isinstance(owner, type):
+        owner = next(base for base in owner.__mro__ if name in vars(base))
     original = vars(owner)[name]
     setattr(owner, name, make(original))
     try:

@@ -1,0 +1,90 @@
+"""``parity mutants``: plants every known fault and says which checker noticed it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+
+from parity.errors import ExitCode, UsageError
+from parity.families import load_family
+from parity.mutants import all_mutants, find_mutant
+from parity.mutants.records import Mutant, Place, Trial
+from parity.mutants.running import MutantReport, Status, judge_mutants
+from parity.store import save_text
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
+              help="Write totals and every trial as JSON.")
+@click.option("--family", metavar="NAME", help="Only trials of this family.")
+@click.option("--fast", is_flag=True, help="The exact engine, and one llama.cpp trial of each mutant that needs it.")
+@click.option("--list", "only_list", is_flag=True, help="List the mutants and run nothing.")
+def command(names: tuple[str, ...], json_path: Path | None, family: str | None, fast: bool,
+            only_list: bool) -> ExitCode:
+    """Plant every known fault; a fault that no check notices, or that no case reaches, is red."""
+    mutants = tuple(find_mutant(name) for name in names) or all_mutants()
+    if family is not None:
+        load_family(family)  # an unknown name is an error, not an empty run
+    if only_list:
+        for mutant in mutants:
+            click.echo(f"{mutant.name:44} {mutant.part:12} {'/'.join(k.value for k in mutant.killers):24} {mutant.fault}")
+        return ExitCode.PASS
+
+    def select(mutant: Mutant) -> tuple[Trial, ...]:
+        return select_trials(mutant, family=family, fast=fast)
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("mutants", total=len(mutants))
+
+        def show(report: MutantReport) -> None:
+            progress.update(task, advance=1, description=report.name)
+            click.echo(report_line(report))
+
+        reports = judge_mutants(mutants, select, show)
+    if not reports:
+        raise UsageError("no mutant to run", where="--family", why=f"none applies to {family}")
+    summary = summarise(reports)
+    if json_path is not None:
+        save_text(json_path, json.dumps(summary, indent=1) + "\n")
+    click.echo(f"{summary['killed']} of {summary['total']} killed, {len(summary['survived'])} survived, "
+               f"{len(summary['unreached'])} not reached, {len(summary['broken'])} red without the fault; "
+               f"slowest {summary['slowest_s']:.1f} s")
+    return ExitCode.PASS if summary["killed"] == summary["total"] else ExitCode.FAIL
+
+
+def select_trials(mutant: Mutant, *, family: str | None = None, fast: bool = False) -> tuple[Trial, ...]:
+    """Trials to run: of one family, and in the fast form one on llama.cpp only where the exact engine has none."""
+    trials = tuple(trial for trial in mutant.trials if family is None or trial.family == family)
+    if not fast:
+        return trials
+    exact = tuple(trial for trial in trials if trial.place is Place.EXACT)
+    return exact or trials[:1]
+
+
+def report_line(report: MutantReport) -> str:
+    """One line: status, name, families, by whom and with which trial."""
+    worst = next(trial for trial in report.trials if trial.status is report.status)
+    who = f"{worst.killer}: " if worst.killer else ""
+    return f"{report.status.value:11} {report.name:44} {who}{worst.text}  [{worst.trial}; {len(report.trials)} trials]"
+
+
+def summarise(reports: list[MutantReport]) -> dict:
+    """What ``--json`` writes."""
+    def named(status: Status) -> list[str]:
+        return [report.name for report in reports if report.status is status]
+
+    return {
+        "total": len(reports), "killed": len(named(Status.KILLED)), "survived": named(Status.SURVIVED),
+        "unreached": named(Status.UNREACHED), "broken": named(Status.BROKEN),
+        "slowest_s": round(max(report.seconds for report in reports), 3),
+        "mutants": [{"name": report.name, "fault": report.fault, "part": report.part, "status": report.status.value,
+                     "families": list(report.families), "seconds": round(report.seconds, 3),
+                     "trials": [{**asdict(trial), "status": trial.status.value} for trial in report.trials]}
+                    for report in reports],
+    }
