@@ -13,7 +13,7 @@ LINES_OF_LOG_SHOWN = 15
 
 
 class CommandFailed(Exception):
-    """A command ended with a non-zero status; ``tail`` holds the end of what it printed, ``log`` all of it."""
+    """A command ended with a non-zero status; ``tail`` is the end of its output, ``log`` holds all of it."""
 
     def __init__(self, *, title: str, status: int, tail: Sequence[str], log: Path) -> None:
         self.title, self.status, self.tail, self.log = title, status, list(tail), log
