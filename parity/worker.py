@@ -92,7 +92,7 @@ class Worker:
         self.close()
         if timed_out:
             return WorkerDied(f"no answer within {timeout_s:g} s, ended", stderr)
-        said = _engine_message(stderr)
+        said = engine_message(stderr)
         ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         return WorkerDied(f"{ended}{': ' + said if said else ''}", stderr)
 
@@ -114,7 +114,7 @@ class Worker:
             self._stderr = None
 
 
-def _engine_message(stderr: str) -> str:
+def engine_message(stderr: str) -> str:
     """The line in which llama.cpp says why it gave up, else the last line that says anything."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     for line in lines:

@@ -85,6 +85,11 @@ class PoolContext:
         except DecodeFailure as failure:
             raise EngineFailure(str(failure)) from failure
 
+    def check_fits(self, limits: PoolLimits) -> None:
+        """Raises ValueError if the context is too small for what the scheduler will believe."""
+        if limits.num_sequences > self.num_sequences or limits.num_cells >= self.settings.n_ctx:
+            raise ValueError(f"limits {limits} do not fit a context of {self.settings}")
+
     def leftover_sequences(self) -> list[int]:
         """Logical ids that still hold something: none but padding when the pool is idle."""
         return [seq_id for seq_id in range(self.num_sequences)
@@ -94,29 +99,18 @@ class PoolContext:
         self.context.close()
 
 
-class LlamaEngine:
-    """Implements ``scheduler.engine.Engine`` on one context. ``configure`` gives it the limits of the next case.
+class SamplingEngine:
+    """What every engine on llama.cpp does alike: takes limits and faults, runs a batch's calls, chooses the tokens.
 
     ``observe_logits`` is called for every sampled row before its token is chosen. ``fail_before_call`` breaks off the
-    next step before that native call (an injected fault), once.
+    next step before that native call (an injected fault, counted over all stages), once.
     """
 
-    def __init__(self, pool: PoolContext) -> None:
-        self.pool = pool
+    def __init__(self) -> None:
         self.limits: tuple[PoolLimits, ...] = ()
         self.observe_logits: LogitsObserver | None = None
         self.fail_before_call: int | None = None
-
-    def configure(self, limits: PoolLimits) -> None:
-        """Use ``limits`` from now on; the pool must be idle. Raises ValueError if the context is too small."""
-        pool = self.pool
-        if limits.num_sequences > pool.num_sequences or limits.num_cells >= pool.settings.n_ctx:
-            raise ValueError(f"limits {limits} do not fit a context of {pool.settings}")
-        self.limits = (limits,)
-        pool.context.clear()
-
-    def apply(self, stages: Sequence[Sequence[MemoryOp]]) -> None:
-        self.pool.apply(stages[0])
+        self._calls_begun = 0
 
     def execute(self, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
         sample_of_row = {sample.row: index for index, sample in enumerate(batch.samples)}
@@ -124,16 +118,25 @@ class LlamaEngine:
         for row in sample_of_row:
             wanted[row] = 1
         tokens: list[int | None] = [None] * len(batch.samples)
-        for index, call in enumerate(batch.stages[0]):
-            if index == self.fail_before_call:
-                self.fail_before_call = None
-                raise EngineFailure(f"injected failure before native call {index}")
-            self.pool.apply(call.ops)
-            self.pool.decode(self.pool.fill(call, batch, wanted))
-            rows = [row for row in call.rows if row != PAD_ROW and wanted[row]]
-            if rows:
-                self._sample(batch, [sample_of_row[row] for row in rows], self.pool.context.logits(len(rows)), tokens)
+
+        def give(rows: Sequence[int], logits: np.ndarray) -> None:
+            self._sample(batch, [sample_of_row[row] for row in rows], logits, tokens)
+
+        self._calls_begun = 0
+        self._run(batch, wanted, give)
         return completed_result(plan, batch, tokens, started_ms=now_ms, finished_ms=now_ms)
+
+    def _run(self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]) -> None:
+        """Run the calls of every stage; ``give`` gets the wanted batch rows and their logits float32 [rows, n_vocab]."""
+        raise NotImplementedError
+
+    def _begin_call(self) -> None:
+        """Count a native call. Raises ``EngineFailure`` where a failure was asked for."""
+        index = self._calls_begun
+        self._calls_begun += 1
+        if index == self.fail_before_call:
+            self.fail_before_call = None
+            raise EngineFailure(f"injected failure before native call {index}")
 
     def _sample(self, batch: Batch, indices: list[int], logits: np.ndarray, tokens: list[int | None]) -> None:
         """Choose the tokens of ``batch.samples[indices[i]]`` from ``logits[i]``."""
@@ -144,6 +147,36 @@ class LlamaEngine:
                 self.observe_logits(sample.request_id, sample.position, row)
             tokens[index] = best if sample.sampling.temperature == 0 else sample_token(
                 row, sample.sampling, request_id=sample.request_id, position=sample.position)
+
+
+class LlamaEngine(SamplingEngine):
+    """Implements ``scheduler.engine.Engine`` on one context. ``configure`` gives it the limits of the next case."""
+
+    def __init__(self, pool: PoolContext) -> None:
+        super().__init__()
+        self.pool = pool
+
+    def configure(self, limits: PoolLimits) -> None:
+        """Use ``limits`` from now on; the pool must be idle. Raises ValueError if the context is too small."""
+        self.pool.check_fits(limits)
+        self.limits = (limits,)
+        self.pool.context.clear()
+
+    def apply(self, stages: Sequence[Sequence[MemoryOp]]) -> None:
+        self.pool.apply(stages[0])
+
+    def _run(self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]) -> None:
+        for call in batch.stages[0]:
+            self._begin_call()
+            self.pool.apply(call.ops)
+            self.pool.decode(self.pool.fill(call, batch, wanted))
+            rows = [row for row in call.rows if row != PAD_ROW and wanted[row]]
+            if rows:
+                give(rows, self.pool.context.logits(len(rows)))
+
+    def leftover_sequences(self) -> list[int]:
+        """Logical ids that still hold something: none but padding when the pool is idle."""
+        return self.pool.leftover_sequences()
 
     def close(self) -> None:
         self.pool.close()

@@ -1,0 +1,180 @@
+"""One stage of a split model: a llama.cpp context over some layers, hidden states in and hidden states or logits out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from parity.engines.llama import LlamaModel
+from parity.engines.pool import PoolContext
+from parity.engines.stages_tap import HiddenTap
+from parity.numerics import NumericsProfile
+from scheduler.engine import PAD_ROW, Batch, Call, EngineFailure
+from scheduler.limits import Layout
+
+NO_SCALE = 1.0
+
+TakeStates = Callable[[Sequence[int]], np.ndarray]  # batch rows -> float32 [rows, n_embd]; PAD_ROW gives zeros
+GiveRows = Callable[[Sequence[int], np.ndarray], None]  # batch rows, float32 [rows, n_embd or n_vocab]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSettings:
+    """What a stage is made of; text and numbers only, so that it can cross to another process.
+
+    ``index`` of ``num_stages``; layers ``[start, stop)`` of the whole model are layers ``[0, stop - start)`` of the file
+    at ``path``. ``embedding_scale`` is what the architecture multiplies its input with (1.0: nothing).
+    """
+
+    path: str
+    index: int
+    num_stages: int
+    start: int
+    stop: int
+    layout: Layout
+    num_sequences: int
+    num_cells: int
+    shadow: bool
+    recurrent: bool
+    profile: NumericsProfile
+    embedding_scale: float = NO_SCALE
+    kv_type: str = "f16"
+    n_threads: int = 1
+    swa_full: bool = True
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.num_stages - 1
+
+    @property
+    def label(self) -> str:
+        """``stage 1 (layers 2:4)``."""
+        return f"stage {self.index} (layers {self.start}:{self.stop})"
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "layout": self.layout.value, "profile": self.profile.to_json()})
+
+    @staticmethod
+    def from_json(text: str) -> StageSettings:
+        data = json.loads(text)
+        return StageSettings(**{**data, "layout": Layout(data["layout"]),
+                                "profile": NumericsProfile.from_json(data["profile"])})
+
+
+class HiddenRows:
+    """Hidden states of one step by batch row: what one stage hands to the next. Rows never given read as an error."""
+
+    def __init__(self, num_rows: int, n_embd: int) -> None:
+        self._states = np.zeros((num_rows + 1, n_embd), np.float32)  # the last row is zero: PAD_ROW is -1
+        self.missing = np.ones(num_rows + 1, bool)
+        self.missing[PAD_ROW] = False
+
+    def give(self, rows: Sequence[int], states: np.ndarray) -> None:
+        index = np.fromiter(rows, np.int64, len(rows))
+        own = index != PAD_ROW
+        self._states[index[own]] = states[own]
+        self.missing[index[own]] = False
+
+    def has(self, rows: Sequence[int]) -> bool:
+        """Whether every one of these rows has been given."""
+        return not self.missing[list(rows)].any()
+
+    def take(self, rows: Sequence[int]) -> np.ndarray:
+        """float32 [rows, n_embd], a copy. Raises ``EngineFailure`` for a row that the stage before did not give."""
+        if not self.has(rows):
+            lost = [row for row in rows if self.missing[row]]
+            raise EngineFailure(f"hidden states of batch rows {lost} were not handed over")
+        return self._states[list(rows)]
+
+
+class Stage:
+    """A context of some layers. Calls come in this stage's own order; rows are named by their index in the batch."""
+
+    def __init__(self, settings: StageSettings) -> None:
+        self.settings = settings
+        self.model = LlamaModel(Path(settings.path), use_extra_bufts=settings.profile.use_extra_bufts)
+        undo_scale = not settings.is_first and settings.embedding_scale != NO_SCALE
+        last_layer = None if settings.is_last else settings.stop - settings.start - 1
+        self.tap: HiddenTap | None = None
+        if undo_scale or last_layer is not None:
+            self.tap = HiddenTap(n_embd=self.model.n_embd, max_rows=512, last_layer=last_layer, undo_scale=undo_scale)
+        self.pool = PoolContext(
+            self.model, layout=settings.layout, num_sequences=settings.num_sequences, num_cells=settings.num_cells,
+            shadow=settings.shadow, recurrent=settings.recurrent, profile=settings.profile, kv_type=settings.kv_type,
+            n_threads=settings.n_threads, swa_full=settings.swa_full, embedding_input=not settings.is_first,
+            eval_callback=self.tap.callback if self.tap else None)
+
+    def run(self, calls: Sequence[Call], batch: Batch, wanted: Sequence[int], *, take: TakeStates | None,
+            give: GiveRows, before_call: Callable[[], None] = lambda: None) -> None:
+        """Run a step's calls: ``take`` gives hidden states for rows (None in the first stage), ``give`` gets results.
+
+        ``wanted`` has 0/1 per batch row: in the last stage only these rows' logits are given, float32 [rows, n_vocab];
+        any other stage gives the hidden states of all rows. Raises ``EngineFailure`` with the stage's label.
+        """
+        outputs = wanted if self.settings.is_last else [1] * len(batch.tokens)
+        try:
+            for call in calls:
+                before_call()
+                self.pool.apply(call.ops)
+                for part in self._parts(call):
+                    self._run_part(part, batch, outputs, take, give)
+        except EngineFailure as failure:
+            raise EngineFailure(f"{self.settings.label}: {failure}") from failure
+
+    def _parts(self, call: Call) -> list[Call]:
+        """The call itself, or the parts of it whose rows llama.cpp does not reorder.
+
+        Outside ``unified`` it cuts calls into groups of equal length per sequence, in increasing sequence order, and its
+        graph's rows are in that order. In ``unified`` the scheduler's calls are such groups already.
+        """
+        if self.settings.is_last or self.settings.layout is Layout.UNIFIED:
+            return [call]
+        return equal_length_parts(call)
+
+    def _run_part(self, call: Call, batch: Batch, outputs: Sequence[int], take: TakeStates | None,
+                  give: GiveRows) -> None:
+        context, count = self.pool.context, self.pool.fill(call, batch, outputs)
+        if take is not None:
+            context.embeddings[:count] = take(call.rows)
+        if self.settings.is_last:
+            self._decode(count)
+            rows = [row for row in call.rows if row != PAD_ROW and outputs[row]]
+            if rows:
+                give(rows, context.logits(len(rows)))
+            return
+        context.wanted[:count] = 1  # padding rows too: then every row of the call is in the graph's last layer
+        self._decode(count)
+        states = self.tap.take()
+        if len(states) != count:
+            raise EngineFailure(f"handed over {len(states)} hidden states of {count} rows")
+        give(call.rows, states)
+
+    def _decode(self, count: int) -> None:
+        tap = self.tap
+        undone = tap.scales_undone if tap else 0
+        self.pool.decode(count)
+        if tap and tap.undo_scale and tap.scales_undone == undone:
+            raise EngineFailure("the scale on embeddings was not found in the graph")
+
+    def close(self) -> None:
+        self.pool.close()
+        self.model.close()
+
+
+def equal_length_parts(call: Call) -> list[Call]:
+    """A call as calls of one group each: all single rows by sequence, then each longer run of a sequence alone."""
+    places: dict[int, list[int]] = {}
+    for place, seq_id in enumerate(call.seq_ids):
+        places.setdefault(seq_id, []).append(place)
+    singles = [found[0] for _, found in sorted(places.items()) if len(found) == 1]
+    groups = ([singles] if singles else []) + [found for found in places.values() if len(found) > 1]
+    return [Call((), tuple(call.rows[i] for i in group), tuple(call.seq_ids[i] for i in group),
+                 tuple(call.cells[i] for i in group)) for group in groups]
