@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from parity.checkers.ends import check_ends
 from parity.checkers.identity import Answer, Comparison, compare_run, explain_divergence
 from parity.checkers.marks import count_marks
 from parity.checkers.noise import is_noise, logit_distance
 from parity.drive import Driver, Run, session_index
 from parity.engines.llama import LlamaModel
-from parity.engines.pool import LlamaEngine, PoolContext
+from parity.engines.pool import LlamaEngine, PoolContext, SamplingEngine
+from parity.engines.stages_build import StageChains
 from parity.errors import UsageError
 from parity.families import Family, load_family
 from parity.models import ModelFile, resolve_model
@@ -27,6 +29,7 @@ from parity.sampling import logits_digest
 from scheduler.limits import Layout, PoolLimits, Sharing
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
+from scheduler.records import FinishReason
 
 STREAM_SEQUENCES = 20
 NOISE_SAMPLES = 2000
@@ -67,6 +70,7 @@ class Attempt:
     run: Run
     recorder: LogitsRecorder
     leftovers: list[int]
+    lost: str = ""  # which stage of a chain ended, and how
 
     @functools.cached_property
     def answers(self) -> dict[int, Answer]:
@@ -82,11 +86,12 @@ class Attempt:
 class Runner:
     """Keeps models, contexts and oracles of one process between cases, so that a case costs only its steps."""
 
-    def __init__(self, *, n_threads: int = 1, remember: bool = True) -> None:
+    def __init__(self, *, n_threads: int = 1, remember: bool = True, stage_processes: bool = False) -> None:
         self.n_threads, self.remember = n_threads, remember
         self._models: dict[tuple, LlamaModel] = {}
         self._engines: dict[tuple, LlamaEngine] = {}
         self._oracles: dict[tuple, Oracle] = {}
+        self.chains = StageChains(n_threads=n_threads, in_processes=stage_processes)
 
     # -- what is kept ------------------------------------------------------------------------------------------------
 
@@ -96,8 +101,10 @@ class Runner:
             self._models[key] = LlamaModel(file.path, use_extra_bufts=profile.use_extra_bufts)
         return self._models[key]
 
-    def engine(self, case: Case, file: ModelFile, family: Family, profile: NumericsProfile) -> LlamaEngine:
-        """The engine of a case, its context large enough for the family's engine settings or the case."""
+    def engine(self, case: Case, file: ModelFile, family: Family, profile: NumericsProfile) -> SamplingEngine:
+        """The engine of a case, its contexts large enough for the family's engine settings or the case."""
+        if case.split is not None:
+            return self.chains.chain(case, file, family, profile, pool_limits(case, family, profile))
         shadow = family.needs_shadow and case.layout is not Layout.STREAMS
         settings = family.engine
         if case.layout is Layout.STREAMS:
@@ -125,10 +132,11 @@ class Runner:
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def attempt(self, case: Case, engine: LlamaEngine, family: Family, profile: NumericsProfile,
-                model_digest: str) -> Attempt:
+    def attempt(self, case: Case, engine: SamplingEngine, family: Family, profile: NumericsProfile,
+                file: ModelFile) -> Attempt:
         """Run a case once on an idle engine."""
-        engine.configure(pool_limits(case, family, profile))
+        whole = pool_limits(case, family, profile)
+        engine.configure(*((whole,) if case.split is None else self.chains.limits(case, file, whole)))
         recorder = LogitsRecorder()
         engine.observe_logits = recorder
         policy = make_policy(case.policy, **dict(case.policy_options))
@@ -137,24 +145,29 @@ class Runner:
             if fault.kind in (FaultKind.NO_SLOT, FaultKind.DECODE_ERROR):
                 engine.fail_before_call = fault.call
                 return True
+            if fault.kind is FaultKind.STAGE_LOST and case.split is not None:
+                engine.lose_next = fault.call % len(engine.limits)
+                return True
             return False
 
         def make_scheduler(observer) -> Scheduler:
-            return Scheduler(engine, policy, case.step_limits(), model_digest=model_digest, observer=observer)
+            return Scheduler(engine, policy, case.step_limits(), model_digest=file.sha256, observer=observer)
 
         try:
             run = Driver(case, make_scheduler, inject).drive()
         finally:
             engine.observe_logits, engine.fail_before_call = None, None
-        return Attempt(run, recorder, engine.pool.leftover_sequences())
+        return Attempt(run, recorder, engine.leftover_sequences(), getattr(engine, "lost", ""))
 
     def run(self, case: Case, profile: NumericsProfile) -> Outcome:
         """Run a case twice, judge it against the oracle, and say what it came to."""
         family, file = known_family(case.family), known_model(case.model)
         layout_profile = profile.for_layout(case.layout)
         engine = self.engine(case, file, family, layout_profile)
-        first = self.attempt(case, engine, family, layout_profile, file.sha256)
-        second = self.attempt(case, engine, family, layout_profile, file.sha256)
+        first = self.attempt(case, engine, family, layout_profile, file)
+        if first.lost and not any(fault.kind is FaultKind.STAGE_LOST for fault in first.run.fired):
+            return Outcome(case=case, verdict=Verdict.FAIL, crashed=True, reason=first.lost)
+        second = self.attempt(case, engine, family, layout_profile, file)
         oracle_profile = profile if case.layout is Layout.STOCK else layout_profile
         oracle = self.oracle(case, file, family, oracle_profile)
         return judge(case, first, second, oracle)
@@ -173,11 +186,15 @@ def judge(case: Case, first: Attempt, second: Attempt, oracle: Oracle) -> Outcom
     solos: dict[int, Solo] = {index: oracle.solo(question(case, index)) for index in sorted(run.completions)}
     expected = {index: Answer(solo.tokens, solo.digests) for index, solo in solos.items()}
     comparisons = compare_run(run, expected, first.answers)
-    problems = list(run.problems)
+    problems = [*run.problems, *check_ends(run)]
     if first.signature != second.signature:
         problems.append("not reproducible: the case differs from itself when it runs again")
     if first.leftovers:
         problems.append(f"memory: sequences {first.leftovers} still hold cells after the case")
+
+    for index, end in run.completions.items() if first.lost else ():
+        if end.reason is FinishReason.FAILED and first.lost not in end.error:
+            problems.append(f"session {index} ended with {end.error!r}, which does not name the stage: {first.lost}")
 
     def distance(session: int, step: int) -> float:
         rows, reference = first.recorder.rows(session), oracle.logits(question(case, session))
@@ -224,16 +241,16 @@ def _weigh_noise(case: Case, comparisons: list[Comparison], attempt: Attempt, or
 
 
 @functools.cache
-def process_runner(n_threads: int) -> Runner:
+def process_runner(n_threads: int, stage_processes: bool = False) -> Runner:
     """The runner of this process."""
-    return Runner(n_threads=n_threads)
+    return Runner(n_threads=n_threads, stage_processes=stage_processes)
 
 
 def run_case_here(arguments: dict[str, Any]) -> dict[str, Any]:
     """Entry point of the worker: JSON in, JSON out."""
     case = Case.from_json(arguments["case"])
     profile = NumericsProfile.from_json(arguments["profile"])
-    outcome = process_runner(arguments.get("n_threads", 1)).run(case, profile)
+    outcome = process_runner(arguments.get("n_threads", 1), arguments.get("stage_processes", False)).run(case, profile)
     return outcome_to_data(outcome)
 
 

@@ -6,8 +6,15 @@ from parity.drive import Run
 from parity.records import FaultKind
 from scheduler.records import FinishReason
 
-ENGINE_FAULTS = frozenset({FaultKind.NO_SLOT, FaultKind.DECODE_ERROR, FaultKind.WORKER_KILLED,
-                           FaultKind.OUT_OF_MEMORY, FaultKind.STAGE_LOST})
+ENGINE_FAULTS = frozenset(
+    {
+        FaultKind.NO_SLOT,
+        FaultKind.DECODE_ERROR,
+        FaultKind.WORKER_KILLED,
+        FaultKind.OUT_OF_MEMORY,
+        FaultKind.STAGE_LOST,
+    }
+)
 
 
 def check_ends(run: Run) -> list[str]:
@@ -24,11 +31,15 @@ def _tokens_after_cancel(run: Run) -> list[str]:
             continue
         before = sum(step < fault.step for step in run.emitted_at.get(fault.session, ()))
         if completion.reason is not FinishReason.CANCELLED:
-            problems.append(f"ends: session {fault.session} was cancelled at step {fault.step} "
-                            f"but ended by {completion.reason.value}")
+            problems.append(
+                f"ends: session {fault.session} was cancelled at step {fault.step} "
+                f"but ended by {completion.reason.value}"
+            )
         elif len(completion.tokens) != before:
-            problems.append(f"ends: session {fault.session} was cancelled at step {fault.step} with {before} tokens "
-                            f"but ended with {len(completion.tokens)}")
+            problems.append(
+                f"ends: session {fault.session} was cancelled at step {fault.step} with {before} tokens "
+                f"but ended with {len(completion.tokens)}"
+            )
     return problems
 
 
@@ -36,7 +47,9 @@ def _unexplained_failures(run: Run) -> list[str]:
     """The engine breaks off only where a fault was injected: overload never reaches the caller as a failed decode."""
     failed = sum(record.engine_failures for record in run.records)
     injected = sum(fault.kind in ENGINE_FAULTS for fault in run.fired)
-    lost = any(fault.kind is FaultKind.STAGE_LOST for fault in run.fired)  # it stays lost for more than one step
+    lost = any(
+        fault.kind is FaultKind.STAGE_LOST for fault in run.fired
+    )  # it stays lost for more than one step
     if failed <= injected or lost:
         return []
     said = f"; the last one: {run.failures[-1]}" if run.failures else ""
@@ -44,5 +57,8 @@ def _unexplained_failures(run: Run) -> list[str]:
 
 
 def _untyped_errors(run: Run) -> list[str]:
-    return [f"ends: session {index} failed without an error" for index, completion in sorted(run.completions.items())
-            if completion.reason is FinishReason.FAILED and not completion.error]
+    return [
+        f"ends: session {index} failed without an error"
+        for index, completion in sorted(run.completions.items())
+        if completion.reason is FinishReason.FAILED and not completion.error
+    ]
