@@ -1,4 +1,5 @@
-"""The ``parity`` command: every module of ``parity.commands`` is one subcommand, loaded only when it is called."""
+"""The ``parity`` command: every module of ``parity.commands`` is one subcommand, loaded only when it is
+called."""
 
 from __future__ import annotations
 
@@ -13,10 +14,13 @@ from parity.errors import ExitCode, UsageError
 
 
 class CommandsFolder(click.Group):
-    """A group whose subcommands are the modules of ``parity.commands``; each exposes a click command named ``command``."""
+    """A group whose subcommands are the modules of ``parity.commands``; each exposes a click command named
+    ``command``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(parity.commands.__path__))
+        return sorted(
+            module.name.replace("_", "-") for module in pkgutil.iter_modules(parity.commands.__path__)
+        )
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in self.list_commands(ctx):
@@ -24,7 +28,9 @@ class CommandsFolder(click.Group):
         return importlib.import_module(f"parity.commands.{name.replace('-', '_')}").command
 
 
-@click.command(cls=CommandsFolder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.command(
+    cls=CommandsFolder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 def commands() -> None:
     """samebytes: same identity, same bytes. Parity tests for concurrent LLM serving."""
 

@@ -9,8 +9,14 @@ from parity.runner import check_case, outcome_from_data
 from parity.worker import DEFAULT_TIMEOUT_S, WorkerDied, shared_worker
 
 
-def run_case(case: Case, *, profile: NumericsProfile | None = None, n_threads: int = 1,
-             timeout_s: float = DEFAULT_TIMEOUT_S, stage_processes: bool = False) -> Outcome:
+def run_case(
+    case: Case,
+    *,
+    profile: NumericsProfile | None = None,
+    n_threads: int = 1,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    stage_processes: bool = False,
+) -> Outcome:
     """Run a case contained; ``profile`` None takes the one that the self-test found for the model.
 
     A crash or a hang is an outcome (verdict fail, ``crashed``), with the engine's own message.
@@ -19,9 +25,17 @@ def run_case(case: Case, *, profile: NumericsProfile | None = None, n_threads: i
     if profile is None:
         profile = profile_of(case.model).profile
     worker = shared_worker(profile.environment)
-    arguments = {"case": case.to_json(), "profile": profile.to_json(), "n_threads": n_threads,
-                 "stage_processes": stage_processes}
+    arguments = {
+        "case": case.to_json(),
+        "profile": profile.to_json(),
+        "n_threads": n_threads,
+        "stage_processes": stage_processes,
+    }
     try:
-        return outcome_from_data(case, worker.call("parity.runner:run_case_here", arguments, timeout_s=timeout_s))
+        return outcome_from_data(
+            case, worker.call("parity.runner:run_case_here", arguments, timeout_s=timeout_s)
+        )
     except WorkerDied as death:
-        return Outcome(case=case, verdict=Verdict.FAIL, crashed=True, reason=death.reason, stderr=death.stderr)
+        return Outcome(
+            case=case, verdict=Verdict.FAIL, crashed=True, reason=death.reason, stderr=death.stderr
+        )

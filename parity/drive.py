@@ -1,4 +1,5 @@
-"""Drives a scheduler through a case: arrivals, faults, steps; returns everything that happened. Engine-agnostic."""
+"""Drives a scheduler through a case: arrivals, faults, steps; returns everything that happened.
+Engine-agnostic."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from parity.records import Case, Fault, FaultKind
-from scheduler.loop import Flight, NoProgress, Scheduler
 from scheduler.engine import EngineFailure
+from scheduler.loop import Flight, NoProgress, Scheduler
 from scheduler.records import Completion, IllegalTransition, IterationResult, Refusal
 from scheduler.telemetry import StepRecord
 
@@ -16,7 +17,8 @@ MAX_STEPS_PER_TOKEN = 200  # a case that needs more steps than this per token of
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """One executed step: what was planned, which calls ran, what came back (None: nothing ran or the engine failed)."""
+    """One executed step: what was planned, which calls ran, what came back (None: nothing ran or the engine
+    failed)."""
 
     step: int
     flight: Flight
@@ -46,12 +48,16 @@ def session_index(request_id: str) -> int:
 class Driver:
     """Runs one case once on a scheduler made by ``make_scheduler(observer)``.
 
-    ``inject`` hands faults that only an engine can show (no slot, decode error, ...) to whoever can; it returns False
-    when this run cannot show that fault.
+    ``inject`` hands faults that only an engine can show (no slot, decode error, ...) to whoever can; it
+    returns False when this run cannot show that fault.
     """
 
-    def __init__(self, case: Case, make_scheduler: Callable[[Callable[..., None]], Scheduler],
-                 inject: Callable[[Fault], bool] = lambda fault: False) -> None:
+    def __init__(
+        self,
+        case: Case,
+        make_scheduler: Callable[[Callable[..., None]], Scheduler],
+        inject: Callable[[Fault], bool] = lambda fault: False,
+    ) -> None:
         self.case = case
         self.run = Run(case)
         self.scheduler = make_scheduler(self._observe)
@@ -70,7 +76,8 @@ class Driver:
         return self._step * self.case.ms_per_step + self._clock_offset_ms
 
     def drive(self) -> Run:
-        """All steps until nothing is left to do. A stuck or illegal run ends with a problem, not an exception."""
+        """All steps until nothing is left to do. A stuck or illegal run ends with a problem, not an
+        exception."""
         work = sum(len(s.prompt) + s.max_tokens for s in self.case.sessions) + len(self.case.faults)
         last_arrival = max(self._arrivals, default=0)
         bound = last_arrival + MAX_STEPS_PER_TOKEN * work
@@ -97,7 +104,8 @@ class Driver:
     def _arrive(self) -> None:
         for index in self._arrivals.get(self._step, ()):
             refusal = self.scheduler.submit(
-                self.case.sessions[index].to_request(index, arrival_ms=self.now_ms), self.now_ms)
+                self.case.sessions[index].to_request(index, arrival_ms=self.now_ms), self.now_ms
+            )
             if refusal is not None:
                 self.run.refusals[index] = refusal
 
@@ -109,7 +117,11 @@ class Driver:
         now_ms = self.now_ms
         flight = self.scheduler.begin(now_ms)
         try:
-            result = self.scheduler.engine.execute(flight.plan, flight.batch, now_ms) if flight.plan.chunks else None
+            result = (
+                self.scheduler.engine.execute(flight.plan, flight.batch, now_ms)
+                if flight.plan.chunks
+                else None
+            )
         except EngineFailure as failure:
             self.run.failures.append(str(failure))
             self.run.trace.append(TraceStep(self._step, flight, None))
@@ -118,7 +130,9 @@ class Driver:
         for fault in faults:
             if fault.in_flight:
                 self._fire(fault)
-        self.run.records.append(self.scheduler.finish(result, now_ms if result is None else result.finished_ms))
+        self.run.records.append(
+            self.scheduler.finish(result, now_ms if result is None else result.finished_ms)
+        )
 
     def _fire(self, fault: Fault) -> None:
         request_id = f"s{fault.session}"

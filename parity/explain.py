@@ -1,4 +1,5 @@
-"""From an outcome to text that a person can act on: what differs first, what was around it, how to see it again."""
+"""From an outcome to text that a person can act on: what differs first, what was around it, how to see it
+again."""
 
 from __future__ import annotations
 
@@ -12,10 +13,14 @@ from parity.store import save_text
 def explain_divergence_text(divergence: Divergence) -> list[str]:
     """One divergence as indented lines."""
     d = divergence
-    tokens = (f"token {d.actual_token} instead of {d.expected_token}" if d.actual_token != d.expected_token
-              else f"same token {d.expected_token}, other logits")
+    tokens = (
+        f"token {d.actual_token} instead of {d.expected_token}"
+        if d.actual_token != d.expected_token
+        else f"same token {d.expected_token}, other logits"
+    )
     return [
-        f"session {d.session} differs first at its generated token {d.step} (scheduler step {d.scheduler_step}): {tokens}",
+        f"session {d.session} differs first at its generated token {d.step} "
+        f"(scheduler step {d.scheduler_step}): {tokens}",
         f"  logits moved by {d.distance:.3g}; reference margin top-1 to top-2 {d.margin:.3g}",
         f"  in that batch: sessions {list(d.neighbours) or 'nobody else'}",
         f"  its chunks so far: {' '.join(f'[{a},{b})' for a, b in d.chunks)}",
@@ -26,9 +31,12 @@ def explain_divergence_text(divergence: Divergence) -> list[str]:
 def explain_outcome(outcome: Outcome, *, case_file: Path | None = None) -> str:
     """Everything that makes a verdict understandable, and the command that replays it."""
     case = outcome.case
-    lines = [f"{outcome.verdict.value}: {case.family} {case.layout.value}, model {case.model}, policy {case.policy}"
-             f"{f', split {case.split}' if case.split else ''}: {outcome.bit_identical} of {outcome.sessions} sessions "
-             f"bit-identical, {outcome.byte_identical} byte-identical"]
+    lines = [
+        f"{outcome.verdict.value}: {case.family} {case.layout.value}, model {case.model}, policy {case.policy}"
+        f"{f', split {case.split}' if case.split else ''}: "
+        f"{outcome.bit_identical} of {outcome.sessions} sessions bit-identical, "
+        f"{outcome.byte_identical} byte-identical"
+    ]
     if outcome.crashed:
         lines.append(f"crash: {outcome.reason}")
         lines += [f"  | {line}" for line in outcome.stderr.splitlines()[-12:]]

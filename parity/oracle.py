@@ -1,7 +1,7 @@
 """One session alone, in a context of its own, by code that shares nothing with the scheduler.
 
-The truth that concurrent runs are held to: the same products and the same attention kernel, everything else different
-(own context, own thread count and widths, one sequence, no neighbours). Memoised by content.
+The truth that concurrent runs are held to: the same products and the same attention kernel, everything else
+different (own context, own thread count and widths, one sequence, no neighbours). Memoised by content.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ MEMO_FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class Solo:
-    """What a session gives alone: per generated token its id, its logits' digest, and the top-1/top-2 margin."""
+    """What a session gives alone: per generated token its id, its logits' digest, and the top-1/top-2
+    margin."""
 
     tokens: tuple[int, ...]
     digests: tuple[str, ...]
@@ -45,23 +46,57 @@ class Question:
 
     def key(self) -> str:
         sampling = self.sampling
-        named = self.request_id if sampling.temperature else ""  # greedy output does not depend on the name
-        return json.dumps([self.prompt, self.max_tokens, sampling.temperature, sampling.seed, sampling.top_k,
-                           sampling.top_p, self.stop_token_ids, named])
+        named = (
+            sampling.key or self.request_id if sampling.temperature else ""
+        )  # greedy output does not depend on the name
+        return json.dumps(
+            [
+                self.prompt,
+                self.max_tokens,
+                sampling.temperature,
+                sampling.seed,
+                sampling.top_k,
+                sampling.top_p,
+                self.stop_token_ids,
+                named,
+            ]
+        )
 
 
 class Oracle:
     """Answers questions about one model under one numerics profile. ``remember`` keeps answers on disk."""
 
-    def __init__(self, model: LlamaModel, model_digest: str, profile: NumericsProfile, *, shadow: bool,
-                 kv_type: str = "f16", n_ctx: int = 1024, n_threads: int = 1, remember: bool = True) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        model_digest: str,
+        profile: NumericsProfile,
+        *,
+        shadow: bool,
+        kv_type: str = "f16",
+        n_ctx: int = 1024,
+        n_threads: int = 1,
+        remember: bool = True,
+    ) -> None:
         self._model, self._profile, self._shadow = model, profile, shadow
         ids = 2 if shadow else 1
-        self._context = LlamaContext(model, ContextSettings(
-            n_ctx=n_ctx, n_seq_max=2 * ids, n_batch=64, n_ubatch=64 if not profile.pad_lone_rows else 63,
-            flash_attention=profile.flash_attention, kv_type=kv_type, n_threads=n_threads), ids_per_row=ids)
+        self._context = LlamaContext(
+            model,
+            ContextSettings(
+                n_ctx=n_ctx,
+                n_seq_max=2 * ids,
+                n_batch=64,
+                n_ubatch=64 if not profile.pad_lone_rows else 63,
+                flash_attention=profile.flash_attention,
+                kv_type=kv_type,
+                n_threads=n_threads,
+            ),
+            ids_per_row=ids,
+        )
         identity = [MEMO_FORMAT, model_digest, profile.to_json(), build_facts(), kv_type]
-        self._folder = hashlib.blake2b(json.dumps(identity).encode(), digest_size=12).hexdigest() if remember else None
+        self._folder = (
+            hashlib.blake2b(json.dumps(identity).encode(), digest_size=12).hexdigest() if remember else None
+        )
         self._recent: OrderedDict[str, tuple[Solo, np.ndarray]] = OrderedDict()
 
     def solo(self, question: Question) -> Solo:
@@ -71,7 +106,10 @@ class Oracle:
             return self._recent[key][0]
         if self._folder is None:
             return self._answer(question)[0]
-        path = cache_dir("oracle", self._folder) / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
+        path = (
+            cache_dir("oracle", self._folder)
+            / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
+        )
         try:
             stored = json.loads(path.read_text())
             if stored["key"] == key:
@@ -79,8 +117,10 @@ class Oracle:
         except (OSError, ValueError, KeyError):
             pass  # absent or unreadable: run it and write it anew
         solo = self._answer(question)[0]
-        save_text(path, json.dumps({"key": key, "tokens": solo.tokens, "digests": solo.digests,
-                                    "margins": solo.margins}))
+        save_text(
+            path,
+            json.dumps({"key": key, "tokens": solo.tokens, "digests": solo.digests, "margins": solo.margins}),
+        )
         return solo
 
     def logits(self, question: Question) -> np.ndarray:
@@ -101,11 +141,13 @@ class Oracle:
         self._padding = 0
         prompt, tokens, rows = question.prompt, [], []
         for start in range(0, len(prompt), SOLO_CHUNK_ROWS):
-            last = self._decode(prompt[start:start + SOLO_CHUNK_ROWS], start)
+            last = self._decode(prompt[start : start + SOLO_CHUNK_ROWS], start)
         while True:
             position = len(prompt) + len(tokens)
             rows.append(last)
-            tokens.append(sample_token(last, question.sampling, request_id=question.request_id, position=position))
+            tokens.append(
+                sample_token(last, question.sampling, request_id=question.request_id, position=position)
+            )
             if len(tokens) == question.max_tokens or tokens[-1] in question.stop_token_ids:
                 return tokens, np.stack(rows)
             last = self._decode(tokens[-1:], position)

@@ -10,22 +10,44 @@ import pytest
 from parity.errors import UsageError
 from parity.families import load_families
 
+ON_DEMAND = ("quantised", "nightly")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("samebytes")
-    group.addoption("--scheduler", metavar="PACKAGE:FACTORY", default=None,
-                    help="run the engine-agnostic suites against this scheduler")
-    group.addoption("--engine", metavar="PACKAGE:FACTORY", default=None,
-                    help="run the engine-agnostic suites against this engine")
+    group.addoption(
+        "--scheduler",
+        metavar="PACKAGE:FACTORY",
+        default=None,
+        help="run the engine-agnostic suites against this scheduler",
+    )
+    group.addoption(
+        "--engine",
+        metavar="PACKAGE:FACTORY",
+        default=None,
+        help="run the engine-agnostic suites against this engine",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     try:
         for family in load_families().values():
-            config.addinivalue_line("markers", f"{family.marker}: tests of the {family.name} family "
-                                               f"({family.kv_class.value})")
+            config.addinivalue_line(
+                "markers", f"{family.marker}: tests of the {family.name} family ({family.kv_class.value})"
+            )
     except UsageError as error:
         raise pytest.UsageError(error.line) from error
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the slow suites out unless ``-m`` names them. Runs last: syrupy must see the items that are left
+    out."""
+    left_out = [mark for mark in ON_DEMAND if mark not in (config.option.markexpr or "")]
+    dropped = [item for item in items if any(item.get_closest_marker(mark) for mark in left_out)]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = [item for item in items if item not in dropped]
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -34,13 +56,21 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if hasattr(config, "workerinput"):
         return []
     try:
-        return [f"samebytes: {provenance_line(None)}",
-                *(f"samebytes: model {family.name} {family.row('tiny').sha256}" for family in load_families().values())]
+        return [
+            f"samebytes: {provenance_line(None)}",
+            *(
+                f"samebytes: model {family.name} {family.row('tiny').sha256}"
+                for family in load_families().values()
+            ),
+        ]
     except UsageError as error:
         return [f"samebytes: {error.line}"]
 
 
 def family_params(*names: str) -> list:
-    """Parameters for ``pytest.mark.parametrize("family", ...)``: every family (or ``names``) under its marker."""
+    """Parameters for ``pytest.mark.parametrize("family", ...)``: every family (or ``names``) under its
+    marker."""
     families = load_families()
-    return [pytest.param(name, marks=getattr(pytest.mark, families[name].marker)) for name in names or families]
+    return [
+        pytest.param(name, marks=getattr(pytest.mark, families[name].marker)) for name in names or families
+    ]

@@ -27,7 +27,8 @@ REBUILD = "rebuild llama-cpp-python with CMAKE_ARGS=-DGGML_LLAMAFILE=OFF (`make 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One candidate's self-test: sessions compared, bit-identical ones, generated tokens per second in the pool."""
+    """One candidate's self-test: sessions compared, bit-identical ones, generated tokens per second in the
+    pool."""
 
     profile: NumericsProfile
     sessions: int
@@ -56,15 +57,38 @@ class ProfileChoice:
 def self_test_cases(family: str, model: str) -> list[Case]:
     """Small cases that mix widths: wide prefills beside decodes, lone rows, and many decodes in one call."""
     rng = random.Random(f"self-test {family}")
+
     def sessions(lengths: list[int]) -> tuple[Session, ...]:
-        return tuple(Session(prompt=tuple(rng.randrange(3, 250) for _ in range(length)), max_tokens=10,
-                             arrival_step=2 * i) for i, length in enumerate(lengths))
-    return [Case(family=family, model=model, sessions=sessions([3, 90, 17, 60, 41, 8, 130, 33]),
-                 max_num_batched_tokens=96, prefix_cache=False),
-            Case(family=family, model=model, sessions=sessions([12, 1, 30]), max_num_batched_tokens=5,
-                 prefix_cache=False),
-            Case(family=family, model=model, sessions=sessions([5, 2, 9, 1, 7, 3, 4, 11, 6, 8, 2, 10, 5, 3, 1, 4]),
-                 max_num_batched_tokens=63, prefix_cache=False)]
+        return tuple(
+            Session(
+                prompt=tuple(rng.randrange(3, 250) for _ in range(length)), max_tokens=10, arrival_step=2 * i
+            )
+            for i, length in enumerate(lengths)
+        )
+
+    return [
+        Case(
+            family=family,
+            model=model,
+            sessions=sessions([3, 90, 17, 60, 41, 8, 130, 33]),
+            max_num_batched_tokens=96,
+            prefix_cache=False,
+        ),
+        Case(
+            family=family,
+            model=model,
+            sessions=sessions([12, 1, 30]),
+            max_num_batched_tokens=5,
+            prefix_cache=False,
+        ),
+        Case(
+            family=family,
+            model=model,
+            sessions=sessions([5, 2, 9, 1, 7, 3, 4, 11, 6, 8, 2, 10, 5, 3, 1, 4]),
+            max_num_batched_tokens=63,
+            prefix_cache=False,
+        ),
+    ]
 
 
 def probe_here(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +134,9 @@ def cpu_name() -> str:
         return f"{platform.machine()} {platform.processor()}".strip()
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
     values = {key.strip(): value.strip() for key, value in fields.items()}
-    flags = hashlib.blake2b(values.get("flags", values.get("Features", "")).encode(), digest_size=4).hexdigest()
+    flags = hashlib.blake2b(
+        values.get("flags", values.get("Features", "")).encode(), digest_size=4
+    ).hexdigest()
     return f"{values.get('model name', platform.machine())} flags {flags}"
 
 
@@ -118,8 +144,10 @@ def try_profile(model: str, family: str, profile: NumericsProfile, *, n_threads:
     """Self-test one candidate in a process of its own, because its environment is read once."""
     worker = Worker(profile.environment)
     try:
-        answer = worker.call("parity.profiles:probe_here", {
-            "model": model, "family": family, "profile": profile.to_json(), "n_threads": n_threads})
+        answer = worker.call(
+            "parity.profiles:probe_here",
+            {"model": model, "family": family, "profile": profile.to_json(), "n_threads": n_threads},
+        )
         return Trial(profile, answer["sessions"], answer["bit_identical"], answer["tokens_per_s"])
     except (WorkerDied, RuntimeError) as error:
         return Trial(profile, 0, 0, 0.0, str(error))
@@ -148,13 +176,27 @@ def profile_of(model: str) -> ProfileChoice:
     identity = json.dumps([FORMAT, file.sha256, engine_fingerprint()], sort_keys=True)
     path = cache_dir("profiles") / f"{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}.json"
     try:
-        trials = tuple(Trial(NumericsProfile.from_json(item.pop("profile")), **item)
-                       for item in json.loads(path.read_text()))
+        trials = tuple(
+            Trial(NumericsProfile.from_json(item.pop("profile")), **item)
+            for item in json.loads(path.read_text())
+        )
     except (OSError, ValueError, TypeError):
         trials = try_all(model)
-        save_text(path, json.dumps([{
-            "profile": t.profile.to_json(), "sessions": t.sessions, "bit_identical": t.bit_identical,
-            "tokens_per_s": t.tokens_per_s, "problem": t.problem} for t in trials]))
+        save_text(
+            path,
+            json.dumps(
+                [
+                    {
+                        "profile": t.profile.to_json(),
+                        "sessions": t.sessions,
+                        "bit_identical": t.bit_identical,
+                        "tokens_per_s": t.tokens_per_s,
+                        "problem": t.problem,
+                    }
+                    for t in trials
+                ]
+            ),
+        )
     return choose(trials)
 
 
@@ -166,7 +208,9 @@ def choose(trials: tuple[Trial, ...]) -> ProfileChoice:
     if not trials:
         raise UsageError("no numerics profile to try", why="the model has no tensors")
     facts = engine_fingerprint()
-    why = "llamafile SGEMM is on" if "LLAMAFILE = 1" in facts["system"] else "no candidate is exact on this CPU"
+    why = (
+        "llamafile SGEMM is on" if "LLAMAFILE = 1" in facts["system"] else "no candidate is exact on this CPU"
+    )
     return ProfileChoice(trials[0].profile, trials, f"{why}; {REBUILD}")
 
 

@@ -12,10 +12,20 @@ from parity.store import REPOSITORY
 def commit_id() -> str:
     """The checkout's commit, with ``+`` where it has changes; ``unknown`` outside a checkout."""
     try:
-        head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=REPOSITORY, capture_output=True,
-                              text=True, check=True).stdout.strip()
-        changed = subprocess.run(["git", "status", "--porcelain", "--untracked-files=no"], cwd=REPOSITORY,
-                                 capture_output=True, text=True, check=True).stdout.strip()
+        head = subprocess.run(
+            ["git", "rev-parse", "--short=12", "HEAD"],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return head + ("+" if changed else "")
@@ -24,12 +34,21 @@ def commit_id() -> str:
 def provenance(*, model_digest: str = "", numerics: str = "", seed: int = 0) -> Provenance:
     """Provenance of a run in this checkout. Raises ``UsageError`` when llama_cpp is missing."""
     facts = engine_fingerprint()
-    return Provenance(commit=commit_id(), engine=f"llama-cpp-python {facts['version']}", engine_build=facts["system"],
-                      cpu=facts["cpu"], model_digest=model_digest, numerics=numerics, seed=seed)
+    return Provenance(
+        commit=commit_id(),
+        engine=f"llama-cpp-python {facts['version']}",
+        engine_build=facts["system"],
+        cpu=facts["cpu"],
+        model_digest=model_digest,
+        numerics=numerics,
+        seed=seed,
+    )
 
 
 def provenance_line(seed: int | None) -> str:
     """First line of every run."""
     held = provenance()
-    return (f"seed {'derandomised' if seed is None else seed}, commit {held.commit}, {held.engine}, {held.engine_build} "
-            f"{held.cpu}")
+    return (
+        f"seed {'derandomised' if seed is None else seed}, commit {held.commit}, "
+        f"{held.engine}, {held.engine_build} {held.cpu}"
+    )

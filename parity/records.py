@@ -24,7 +24,9 @@ class Verdict(Enum):
 
     @property
     def exit_code(self) -> ExitCode:
-        return {Verdict.PASS: ExitCode.PASS, Verdict.UNKNOWN: ExitCode.UNKNOWN, Verdict.FAIL: ExitCode.FAIL}[self]
+        return {Verdict.PASS: ExitCode.PASS, Verdict.UNKNOWN: ExitCode.UNKNOWN, Verdict.FAIL: ExitCode.FAIL}[
+            self
+        ]
 
     @staticmethod
     def merge(verdicts: Iterable[Verdict]) -> Verdict:
@@ -59,7 +61,8 @@ class FaultKind(Enum):
 class Fault:
     """One fault: before step ``step``, or, with ``in_flight``, between that step's launch and its result.
 
-    ``session`` is an index into the case's sessions for cancel and preempt; ``call`` is the native call that fails;
+    ``session`` is an index into the case's sessions for cancel and preempt; ``call`` is the native call that
+    fails;
     ``amount`` is ms for a slow step or a clock jump.
     """
 
@@ -87,17 +90,26 @@ class Session:
 
     def to_request(self, index: int, *, arrival_ms: float, generation: int = 0) -> Request:
         """The visible part as a scheduler request named ``s<index>``."""
-        return Request(request_id=f"s{index}", prompt=self.prompt, max_tokens=self.max_tokens, generation=generation,
-                       client_id=self.client_id, priority=self.priority, arrival_ms=arrival_ms, slo=self.slo,
-                       sampling=self.sampling, stop_token_ids=self.stop_token_ids)
+        return Request(
+            request_id=f"s{index}",
+            prompt=self.prompt,
+            max_tokens=self.max_tokens,
+            generation=generation,
+            client_id=self.client_id,
+            priority=self.priority,
+            arrival_ms=arrival_ms,
+            slo=self.slo,
+            sampling=self.sampling,
+            stop_token_ids=self.stop_token_ids,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A complete description of a run; equal cases give equal traces.
 
-    ``model`` is a model specification (``llama``, ``qwen3next:q8_0``, a path); ``pool_cells`` counts usable cells of the
-    pool (per stream in ``streams``); ``stage_cells`` overrides it per stage of ``split``.
+    ``model`` is a model specification (``llama``, ``qwen3next:q8_0``, a path); ``pool_cells`` counts usable
+    cells of the pool (per stream in ``streams``); ``stage_cells`` overrides it per stage of ``split``.
     """
 
     family: str
@@ -123,9 +135,14 @@ class Case:
 
     def step_limits(self) -> StepLimits:
         """The scheduler's limits of this case."""
-        return StepLimits(max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs,
-                          max_chunk_tokens=self.max_chunk_tokens, max_waiting=self.max_waiting,
-                          prefix_cache=self.prefix_cache, prefix_block_tokens=self.prefix_block_tokens)
+        return StepLimits(
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            max_chunk_tokens=self.max_chunk_tokens,
+            max_waiting=self.max_waiting,
+            prefix_cache=self.prefix_cache,
+            prefix_block_tokens=self.prefix_block_tokens,
+        )
 
     def to_json(self) -> str:
         """The case as a file's text: stable, indented, one key a line."""
@@ -141,7 +158,9 @@ class Case:
                 raise ValueError(f"not a case file of format {CASE_FORMAT}")
             data["layout"] = Layout(data["layout"])
             data["sessions"] = tuple(_session(item) for item in data["sessions"])
-            data["faults"] = tuple(Fault(**{**item, "kind": FaultKind(item["kind"])}) for item in data["faults"])
+            data["faults"] = tuple(
+                Fault(**{**item, "kind": FaultKind(item["kind"])}) for item in data["faults"]
+            )
             data["policy_options"] = tuple((key, value) for key, value in data["policy_options"])
             data["stage_cells"] = tuple(data["stage_cells"])
             case = Case(**data)
@@ -150,8 +169,12 @@ class Case:
                 session.to_request(index, arrival_ms=0.0)
             return case
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError("case cannot be read", where=where, why=str(error),
-                             todo="write it with a failing run or `parity fuzz`") from error
+            raise UsageError(
+                "case cannot be read",
+                where=where,
+                why=str(error),
+                todo="write it with a failing run or `parity fuzz`",
+            ) from error
 
 
 def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -159,8 +182,15 @@ def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _session(item: dict[str, Any]) -> Session:
-    return Session(**{**item, "prompt": tuple(item["prompt"]), "stop_token_ids": tuple(item["stop_token_ids"]),
-                      "sampling": SamplingParams(**item["sampling"]), "slo": ServiceLevel(**item["slo"])})
+    return Session(
+        **{
+            **item,
+            "prompt": tuple(item["prompt"]),
+            "stop_token_ids": tuple(item["stop_token_ids"]),
+            "sampling": SamplingParams(**item["sampling"]),
+            "slo": ServiceLevel(**item["slo"]),
+        }
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +210,10 @@ class Provenance:
 class Divergence:
     """The first step at which one session differs from itself alone.
 
-    ``step`` counts the session's generated tokens from 0; ``margin`` is the reference's top-1 minus top-2 logit there;
-    ``distance`` the largest absolute logit difference; ``neighbours`` who else was in that batch; ``chunks`` the
-    session's intervals so far, ``cells`` where its rows lay (stage 0).
+    ``step`` counts the session's generated tokens from 0; ``margin`` is the reference's top-1 minus top-2
+    logit there;
+    ``distance`` the largest absolute logit difference; ``neighbours`` who else was in that batch; ``chunks``
+    the session's intervals so far, ``cells`` where its rows lay (stage 0).
     """
 
     session: int

@@ -39,10 +39,15 @@ def pool_limits(case: Case, family: Family, profile: NumericsProfile) -> PoolLim
     """The scheduler's limits for a case's pool under a profile."""
     streams = case.layout is Layout.STREAMS
     sharing = Sharing.WHOLE_STATE if streams or family.is_hybrid else Sharing.POSITIONAL
-    return PoolLimits(layout=case.layout, num_sequences=case.num_sequences, recurrent=family.is_hybrid,
-                      num_cells=case.pool_cells * (case.num_sequences if streams else 1),
-                      sharing=sharing if case.prefix_cache else Sharing.NONE,
-                      max_call_rows=profile.max_call_rows, pad_lone_rows=profile.pad_lone_rows)
+    return PoolLimits(
+        layout=case.layout,
+        num_sequences=case.num_sequences,
+        recurrent=family.is_hybrid,
+        num_cells=case.pool_cells * (case.num_sequences if streams else 1),
+        sharing=sharing if case.prefix_cache else Sharing.NONE,
+        max_call_rows=profile.max_call_rows,
+        pad_lone_rows=profile.pad_lone_rows,
+    )
 
 
 known_family = functools.cache(load_family)
@@ -50,7 +55,8 @@ known_model = functools.cache(resolve_model)  # verified once per process
 
 
 class LogitsRecorder:
-    """Keeps a digest and the row of every sample, by position: a step that broke off samples its rows again."""
+    """Keeps a digest and the row of every sample, by position: a step that broke off samples its rows
+    again."""
 
     def __init__(self) -> None:
         self._rows: dict[int, dict[int, np.ndarray]] = {}
@@ -74,17 +80,22 @@ class Attempt:
 
     @functools.cached_property
     def answers(self) -> dict[int, Answer]:
-        return {index: Answer(completion.tokens, tuple(map(logits_digest, self.recorder.rows(index))))
-                for index, completion in self.run.completions.items()}
+        return {
+            index: Answer(completion.tokens, tuple(map(logits_digest, self.recorder.rows(index))))
+            for index, completion in self.run.completions.items()
+        }
 
     @property
     def signature(self) -> list:
         """What must be the same when the case runs again."""
-        return [(index, answer.tokens, tuple(answer.digests)) for index, answer in sorted(self.answers.items())]
+        return [
+            (index, answer.tokens, tuple(answer.digests)) for index, answer in sorted(self.answers.items())
+        ]
 
 
 class Runner:
-    """Keeps models, contexts and oracles of one process between cases, so that a case costs only its steps."""
+    """Keeps models, contexts and oracles of one process between cases, so that a case costs only its
+    steps."""
 
     def __init__(self, *, n_threads: int = 1, remember: bool = True, stage_processes: bool = False) -> None:
         self.n_threads, self.remember = n_threads, remember
@@ -93,7 +104,8 @@ class Runner:
         self._oracles: dict[tuple, Oracle] = {}
         self.chains = StageChains(n_threads=n_threads, in_processes=stage_processes)
 
-    # -- what is kept ------------------------------------------------------------------------------------------------
+    # -- what is kept
+    # ------------------------------------------------------------------------------------------------
 
     def model(self, file: ModelFile, profile: NumericsProfile) -> LlamaModel:
         key = (file.sha256, profile.use_extra_bufts)
@@ -108,32 +120,55 @@ class Runner:
         shadow = family.needs_shadow and case.layout is not Layout.STREAMS
         settings = family.engine
         if case.layout is Layout.STREAMS:
-            num_sequences, num_cells = max(STREAM_SEQUENCES, case.num_sequences), max(512, case.pool_cells + 1)
+            num_sequences, num_cells = (
+                max(STREAM_SEQUENCES, case.num_sequences),
+                max(512, case.pool_cells + 1),
+            )
         else:
             most = settings.n_seq_max // (2 if shadow else 1) - (1 if family.is_hybrid else 0)
             num_sequences, num_cells = max(most, case.num_sequences), max(settings.n_ctx, case.pool_cells + 2)
         key = (file.sha256, profile, case.layout, case.kv_type, num_sequences, num_cells)
         if key not in self._engines:
-            self._engines[key] = LlamaEngine(PoolContext(
-                self.model(file, profile), layout=case.layout, num_sequences=num_sequences, num_cells=num_cells,
-                shadow=shadow, recurrent=family.is_hybrid, profile=profile, kv_type=case.kv_type,
-                n_threads=self.n_threads, swa_full=settings.swa_full))
+            self._engines[key] = LlamaEngine(
+                PoolContext(
+                    self.model(file, profile),
+                    layout=case.layout,
+                    num_sequences=num_sequences,
+                    num_cells=num_cells,
+                    shadow=shadow,
+                    recurrent=family.is_hybrid,
+                    profile=profile,
+                    kv_type=case.kv_type,
+                    n_threads=self.n_threads,
+                    swa_full=settings.swa_full,
+                )
+            )
         return self._engines[key]
 
     def oracle(self, case: Case, file: ModelFile, family: Family, profile: NumericsProfile) -> Oracle:
-        """The oracle of a case: the case's kernels; for ``stock``, which has none that are exact, row numerics."""
+        """The oracle of a case: the case's kernels; for ``stock``, which has none that are exact, row
+        numerics."""
         longest = max(len(s.prompt) + s.max_tokens for s in case.sessions)
         n_ctx = 1024 if 2 * longest < 1000 else -(-(2 * longest + 64) // 256) * 256
         key = (file.sha256, profile, case.kv_type, n_ctx)
         if key not in self._oracles:
-            self._oracles[key] = Oracle(self.model(file, profile), file.sha256, profile, shadow=family.needs_shadow,
-                                        kv_type=case.kv_type, n_ctx=n_ctx, remember=self.remember)
+            self._oracles[key] = Oracle(
+                self.model(file, profile),
+                file.sha256,
+                profile,
+                shadow=family.needs_shadow,
+                kv_type=case.kv_type,
+                n_ctx=n_ctx,
+                remember=self.remember,
+            )
         return self._oracles[key]
 
-    # -- running -----------------------------------------------------------------------------------------------------
+    # -- running
+    # -----------------------------------------------------------------------------------------------------
 
-    def attempt(self, case: Case, engine: SamplingEngine, family: Family, profile: NumericsProfile,
-                file: ModelFile) -> Attempt:
+    def attempt(
+        self, case: Case, engine: SamplingEngine, family: Family, profile: NumericsProfile, file: ModelFile
+    ) -> Attempt:
         """Run a case once on an idle engine."""
         whole = pool_limits(case, family, profile)
         engine.configure(*((whole,) if case.split is None else self.chains.limits(case, file, whole)))
@@ -176,8 +211,13 @@ class Runner:
 def question(case: Case, index: int) -> Question:
     """What the oracle is asked about session ``index``."""
     session = case.sessions[index]
-    return Question(prompt=session.prompt, max_tokens=session.max_tokens, sampling=session.sampling,
-                    stop_token_ids=session.stop_token_ids, request_id=f"s{index}")
+    return Question(
+        prompt=session.prompt,
+        max_tokens=session.max_tokens,
+        sampling=session.sampling,
+        stop_token_ids=session.stop_token_ids,
+        request_id=f"s{index}",
+    )
 
 
 def judge(case: Case, first: Attempt, second: Attempt, oracle: Oracle) -> Outcome:
@@ -194,11 +234,17 @@ def judge(case: Case, first: Attempt, second: Attempt, oracle: Oracle) -> Outcom
 
     for index, end in run.completions.items() if first.lost else ():
         if end.reason is FinishReason.FAILED and first.lost not in end.error:
-            problems.append(f"session {index} ended with {end.error!r}, which does not name the stage: {first.lost}")
+            problems.append(
+                f"session {index} ended with {end.error!r}, which does not name the stage: {first.lost}"
+            )
 
     def distance(session: int, step: int) -> float:
         rows, reference = first.recorder.rows(session), oracle.logits(question(case, session))
-        return logit_distance(rows[step], reference[step]) if step < min(len(rows), len(reference)) else float("inf")
+        return (
+            logit_distance(rows[step], reference[step])
+            if step < min(len(rows), len(reference))
+            else float("inf")
+        )
 
     noise: tuple[float, ...] = ()
     differing = [c for c in comparisons if c.bits_step is not None or c.bytes_step is not None]
@@ -206,10 +252,17 @@ def judge(case: Case, first: Attempt, second: Attempt, oracle: Oracle) -> Outcom
         noise, differing = _weigh_noise(case, comparisons, first, oracle, distance)
     divergences = tuple(_explain(run, c, expected[c.session], solos[c.session], distance) for c in differing)
     verdict = Verdict.FAIL if divergences or problems else Verdict.PASS
-    return Outcome(case=case, verdict=verdict, sessions=len(comparisons),
-                   bit_identical=sum(c.bits_step is None for c in comparisons),
-                   byte_identical=sum(c.bytes_step is None for c in comparisons),
-                   divergences=divergences, problems=tuple(problems), marks=count_marks(run), noise=noise)
+    return Outcome(
+        case=case,
+        verdict=verdict,
+        sessions=len(comparisons),
+        bit_identical=sum(c.bits_step is None for c in comparisons),
+        byte_identical=sum(c.bytes_step is None for c in comparisons),
+        divergences=divergences,
+        problems=tuple(problems),
+        marks=count_marks(run),
+        noise=noise,
+    )
 
 
 def _explain(run: Run, comparison: Comparison, expected: Answer, solo: Solo, distance) -> Divergence:
@@ -218,8 +271,9 @@ def _explain(run: Run, comparison: Comparison, expected: Answer, solo: Solo, dis
     return explain_divergence(run, comparison, expected, margin=margin, distance=distance)
 
 
-def _weigh_noise(case: Case, comparisons: list[Comparison], attempt: Attempt, oracle: Oracle,
-                 distance) -> tuple[tuple[float, ...], list[Comparison]]:
+def _weigh_noise(
+    case: Case, comparisons: list[Comparison], attempt: Attempt, oracle: Oracle, distance
+) -> tuple[tuple[float, ...], list[Comparison]]:
     """Noise of every comparable step, and the sessions whose changed token that noise cannot explain."""
     noise: list[float] = []
     for comparison in comparisons:
@@ -232,12 +286,15 @@ def _weigh_noise(case: Case, comparisons: list[Comparison], attempt: Attempt, or
             continue
         first = min(step for step in (comparison.bits_step, comparison.bytes_step) if step is not None)
         reference = oracle.logits(question(case, comparison.session))
-        if first >= len(reference) or not is_noise(distance(comparison.session, first), reference[first], noise):
+        if first >= len(reference) or not is_noise(
+            distance(comparison.session, first), reference[first], noise
+        ):
             unexplained.append(comparison)
     return tuple(noise[:NOISE_SAMPLES]), unexplained
 
 
-# -- in a worker process ---------------------------------------------------------------------------------------------
+# -- in a worker process
+# ---------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -250,7 +307,9 @@ def run_case_here(arguments: dict[str, Any]) -> dict[str, Any]:
     """Entry point of the worker: JSON in, JSON out."""
     case = Case.from_json(arguments["case"])
     profile = NumericsProfile.from_json(arguments["profile"])
-    outcome = process_runner(arguments.get("n_threads", 1), arguments.get("stage_processes", False)).run(case, profile)
+    outcome = process_runner(arguments.get("n_threads", 1), arguments.get("stage_processes", False)).run(
+        case, profile
+    )
     return outcome_to_data(outcome)
 
 
@@ -264,11 +323,22 @@ def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
 def outcome_from_data(case: Case, data: dict[str, Any]) -> Outcome:
     """What ``outcome_to_data`` wrote, its case attached again."""
     tuples = {key: tuple(data[key]) for key in ("problems", "noise")}
-    divergences = tuple(Divergence(**{key: tuple(map(tuple, value)) if key == "chunks" else
-                                      tuple(value) if isinstance(value, list) else value
-                                      for key, value in item.items()}) for item in data["divergences"])
-    return Outcome(**{**data, **tuples, "case": case, "divergences": divergences,
-                      "verdict": Verdict(data["verdict"])})
+    divergences = tuple(
+        Divergence(
+            **{
+                key: tuple(map(tuple, value))
+                if key == "chunks"
+                else tuple(value)
+                if isinstance(value, list)
+                else value
+                for key, value in item.items()
+            }
+        )
+        for item in data["divergences"]
+    )
+    return Outcome(
+        **{**data, **tuples, "case": case, "divergences": divergences, "verdict": Verdict(data["verdict"])}
+    )
 
 
 def check_case(case: Case) -> None:
@@ -277,5 +347,9 @@ def check_case(case: Case) -> None:
     if case.layout is not Layout.STREAMS:
         most = family.engine.n_seq_max // (2 if family.needs_shadow else 1) - (1 if family.is_hybrid else 0)
         if case.num_sequences > most:
-            raise UsageError(f"{case.num_sequences} sequences", where="case", why=f"family {family.name} has {most}",
-                             todo="lower num_sequences")
+            raise UsageError(
+                f"{case.num_sequences} sequences",
+                where="case",
+                why=f"family {family.name} has {most}",
+                todo="lower num_sequences",
+            )

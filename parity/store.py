@@ -24,8 +24,12 @@ def cache_dir(*parts: str) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError("cache directory cannot be created", where=str(path), why=str(error.strerror),
-                         todo="point SAMEBYTES_CACHE at a writable directory") from error
+        raise UsageError(
+            "cache directory cannot be created",
+            where=str(path),
+            why=str(error.strerror),
+            todo="point SAMEBYTES_CACHE at a writable directory",
+        ) from error
     return path
 
 

@@ -1,7 +1,7 @@
 """Containment: a worker process that runs one call after another and may die; a hang is ended after a bound.
 
-Calls and answers are JSON lines; a call names a function ``module:function`` that takes and returns JSON-able data.
-Run as ``python -m parity.worker`` it is the worker itself.
+Calls and answers are JSON lines; a call names a function ``module:function`` that takes and returns JSON-able
+data. Run as ``python -m parity.worker`` it is the worker itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class Worker:
         self._stderr = None
 
     def call(self, function: str, arguments: dict[str, Any], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """Answer of ``function(arguments)``. Raises ``WorkerDied``, ``UsageError`` or ``RuntimeError`` (a bug)."""
+        """Answer of ``function(arguments)``. Raises ``WorkerDied``, ``UsageError`` or ``RuntimeError`` (a
+        bug)."""
         process = self._running()
         self._stderr.seek(0, os.SEEK_END)
         begin = self._stderr.tell()
@@ -68,10 +69,16 @@ class Worker:
             # Without the variable every abort would attach a debugger to print a trace.
             environment = {"GGML_NO_BACKTRACE": "1", **os.environ, **dict(self._environment)}
             environment["PYTHONPATH"] = os.pathsep.join(
-                filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")]))
+                filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")])
+            )
             self._stderr = tempfile.TemporaryFile()
-            self._process = subprocess.Popen([sys.executable, "-m", "parity.worker"], stdin=subprocess.PIPE,
-                                             stdout=subprocess.PIPE, stderr=self._stderr, env=environment)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "parity.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                env=environment,
+            )
         return self._process
 
     def _read_line(self, process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
@@ -142,7 +149,9 @@ def serve() -> None:
             reply = {"answer": getattr(importlib.import_module(module), name)(message["arguments"])}
         except UsageError as error:
             reply = {"usage": error.line}
-        except Exception as error:  # the boundary of the process: a bug in a call must reach the caller as its error
+        except (
+            Exception
+        ) as error:  # the boundary of the process: a bug in a call must reach the caller as its error
             traceback.print_exc()
             reply = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(reply).encode() + b"\n")

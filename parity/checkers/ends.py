@@ -18,7 +18,8 @@ ENGINE_FAULTS = frozenset(
 
 
 def check_ends(run: Run) -> list[str]:
-    """One sentence per rule that the history breaks: tokens after a cancel, unexplained failures, errors without text."""
+    """One sentence per rule that the history breaks: tokens after a cancel, unexplained failures, errors
+    without text."""
     return [*_tokens_after_cancel(run), *_unexplained_failures(run), *_untyped_errors(run)]
 
 
@@ -44,7 +45,8 @@ def _tokens_after_cancel(run: Run) -> list[str]:
 
 
 def _unexplained_failures(run: Run) -> list[str]:
-    """The engine breaks off only where a fault was injected: overload never reaches the caller as a failed decode."""
+    """The engine breaks off only where a fault was injected: overload never reaches the caller as a failed
+    decode."""
     failed = sum(record.engine_failures for record in run.records)
     injected = sum(fault.kind in ENGINE_FAULTS for fault in run.fired)
     lost = any(

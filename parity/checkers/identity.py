@@ -21,7 +21,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Identity of one session: ``step`` is its first token whose logits (bits) or id (bytes) differ, or None."""
+    """Identity of one session: ``step`` is its first token whose logits (bits) or id (bytes) differ, or
+    None."""
 
     session: int
     bits_step: int | None
@@ -31,6 +32,7 @@ class Comparison:
 
 def compare_session(session: int, expected: Answer, actual: Answer, *, complete: bool) -> Comparison:
     """First differences; a session that did not run to its end is compared as far as it went."""
+
     def first(left: Sequence, right: Sequence) -> int | None:
         return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), None)
 
@@ -49,15 +51,22 @@ def compare_run(run: Run, expected: Mapping[int, Answer], actual: Mapping[int, A
     for index, completion in sorted(run.completions.items()):
         complete = completion.reason in (FinishReason.LENGTH, FinishReason.STOP)
         answer = actual.get(index, Answer((), ()))
-        answer = Answer(completion.tokens, answer.digests[:len(completion.tokens)])
+        answer = Answer(completion.tokens, answer.digests[: len(completion.tokens)])
         if complete or answer.tokens:
             comparisons.append(compare_session(index, expected[index], answer, complete=complete))
     return comparisons
 
 
-def explain_divergence(run: Run, comparison: Comparison, expected: Answer, *,
-                       margin: float, distance: Callable[[int, int], float]) -> Divergence:
-    """Evidence for the first differing step: neighbours in that batch, chunk boundaries so far, cells of the session."""
+def explain_divergence(
+    run: Run,
+    comparison: Comparison,
+    expected: Answer,
+    *,
+    margin: float,
+    distance: Callable[[int, int], float],
+) -> Divergence:
+    """Evidence for the first differing step: neighbours in that batch, chunk boundaries so far, cells of the
+    session."""
     session = comparison.session
     steps = [step for step in (comparison.bits_step, comparison.bytes_step) if step is not None]
     step = min(steps)
@@ -81,8 +90,15 @@ def explain_divergence(run: Run, comparison: Comparison, expected: Answer, *,
                 for row, cell in zip(call.rows, call.cells, strict=True):
                     if row != PAD_ROW and row in rows:
                         cells[batch.positions[row]] = cell
-    return Divergence(session=session, step=step, scheduler_step=at,
-                      expected_token=expected.tokens[step] if step < len(expected.tokens) else None,
-                      actual_token=tokens[step] if step < len(tokens) else None,
-                      margin=margin, distance=distance(session, step), neighbours=neighbours, chunks=tuple(chunks),
-                      cells=tuple(cell for _, cell in sorted(cells.items())))
+    return Divergence(
+        session=session,
+        step=step,
+        scheduler_step=at,
+        expected_token=expected.tokens[step] if step < len(expected.tokens) else None,
+        actual_token=tokens[step] if step < len(tokens) else None,
+        margin=margin,
+        distance=distance(session, step),
+        neighbours=neighbours,
+        chunks=tuple(chunks),
+        cells=tuple(cell for _, cell in sorted(cells.items())),
+    )

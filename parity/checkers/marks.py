@@ -14,7 +14,7 @@ from scheduler.records import FinishReason, Phase
 
 def count_marks(run: Run) -> dict[str, int]:
     """All marks of one run, zero ones included."""
-    marks = Counter({name: 0 for name in MARKS})
+    marks = Counter(dict.fromkeys(MARKS, 0))
     chunked: Counter[int] = Counter()
     opened: dict[int, str] = {}
     for traced in run.trace:
@@ -26,7 +26,8 @@ def count_marks(run: Run) -> dict[str, int]:
         marks["resumed"] += record.resumed
         marks["rebuilt"] += record.recompute_tokens > 0
         marks["pool_full"] += record.cells_available == 0 or (
-            run.case.layout is Layout.STREAMS and record.slots_used == run.case.num_sequences)
+            run.case.layout is Layout.STREAMS and record.slots_used == run.case.num_sequences
+        )
         marks["engine_failed"] += record.engine_failures
     for completion in run.completions.values():
         marks["cancelled"] += completion.reason is FinishReason.CANCELLED
@@ -36,12 +37,30 @@ def count_marks(run: Run) -> dict[str, int]:
     return dict(marks)
 
 
-MARKS = ("mixed_step", "chunked", "shared", "preempted", "resumed", "cancelled", "id_reused", "pool_full", "rebuilt",
-         "padded_call", "one_token_chunk", "concurrent", "seeded", "stopped", "refused", "engine_failed",
-         "cancelled_in_flight")
+MARKS = (
+    "mixed_step",
+    "chunked",
+    "shared",
+    "preempted",
+    "resumed",
+    "cancelled",
+    "id_reused",
+    "pool_full",
+    "rebuilt",
+    "padded_call",
+    "one_token_chunk",
+    "concurrent",
+    "seeded",
+    "stopped",
+    "refused",
+    "engine_failed",
+    "cancelled_in_flight",
+)
 
 
-def _count_step(traced: TraceStep, marks: Counter[str], chunked: Counter[int], opened: dict[int, str]) -> None:
+def _count_step(
+    traced: TraceStep, marks: Counter[str], chunked: Counter[int], opened: dict[int, str]
+) -> None:
     flight = traced.flight
     phases = []
     for chunk in flight.plan.chunks:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-NOISE_FACTOR = 16.0  # a first difference is noise if it is at most this much more than the run's 99th percentile
-RELATIVE_FLOOR = 0.25  # or less than this share of the reference row's standard deviation
+# A first difference is noise up to this many times the run's 99th percentile, or this share of the row's spread.
+NOISE_FACTOR = 16.0
+RELATIVE_FLOOR = 0.25
 
 
 def logit_distance(left: np.ndarray, right: np.ndarray) -> float:
@@ -16,10 +17,12 @@ def logit_distance(left: np.ndarray, right: np.ndarray) -> float:
 
 
 def is_noise(distance: float, reference: np.ndarray, noise: list[float]) -> bool:
-    """Whether the first difference of a session is rounding: its row moved about as far as rows usually move here.
+    """Whether the first difference of a session is rounding: its row moved about as far as rows usually move
+    here.
 
-    The first difference is judged, not the one at the changed token: rounding is carried on and amplified (an expert
-    chosen otherwise moves a row by far more), while a wrong row or a foreign state is large from its first step.
+    The first difference is judged, not the one at the changed token: rounding is carried on and amplified (an
+    expert chosen otherwise moves a row by far more), while a wrong row or a foreign state is large from its
+    first step.
     """
     usual = float(np.quantile(noise, 0.99)) if noise else 0.0
     return distance <= max(NOISE_FACTOR * usual, RELATIVE_FLOOR * float(reference.std()))

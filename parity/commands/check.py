@@ -1,4 +1,5 @@
-"""``parity check``: the main job. Generated cases per family and layout, a table, one verdict line, JSON on request."""
+"""``parity check``: the main job. Generated cases per family and layout, a table, one verdict line, JSON on
+request."""
 
 from __future__ import annotations
 
@@ -26,22 +27,53 @@ from scheduler.limits import Layout
 
 @click.command()
 @click.option("--family", "families", multiple=True, metavar="NAME", help="Only this family (repeatable).")
-@click.option("--layout", "layouts", multiple=True, type=click.Choice([layout.value for layout in Layout]),
-              help="Only this layout (repeatable). Default: unified and streams gated, stock measured.")
-@click.option("--model", metavar="SPEC", help="A model instead of the tiny row, e.g. qwen3next:q8_0 or a GGUF's path.")
+@click.option(
+    "--layout",
+    "layouts",
+    multiple=True,
+    type=click.Choice([layout.value for layout in Layout]),
+    help="Only this layout (repeatable). Default: unified and streams gated, stock measured.",
+)
+@click.option(
+    "--model", metavar="SPEC", help="A model instead of the tiny row, e.g. qwen3next:q8_0 or a GGUF's path."
+)
 @click.option("--policy", default="fcfs", show_default=True, help="Scheduling policy.")
-@click.option("--sessions", default=200, show_default=True, type=click.IntRange(min=1),
-              help="Sessions to compare per family and layout.")
-@click.option("--tier", default="bits", show_default=True, type=click.Choice([tier.value for tier in Tier]),
-              help="What is compared: logits bit by bit, or output bytes.")
+@click.option(
+    "--sessions",
+    default=200,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Sessions to compare per family and layout.",
+)
+@click.option(
+    "--tier",
+    default="bits",
+    show_default=True,
+    type=click.Choice([tier.value for tier in Tier]),
+    help="What is compared: logits bit by bit, or output bytes.",
+)
 @click.option("--seed", type=int, help="Explore other cases than the derandomised default.")
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(min=1), help="Processes.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here.")
-@click.option("--endpoint", metavar="URL", help="Check an OpenAI-compatible server instead; see check-endpoint.")
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here."
+)
+@click.option(
+    "--endpoint", metavar="URL", help="Check an OpenAI-compatible server instead; see check-endpoint."
+)
 @click.pass_context
-def command(context: click.Context, families: tuple[str, ...], layouts: tuple[str, ...], model: str | None,
-            policy: str, sessions: int, tier: str, seed: int | None, jobs: int, json_path: Path | None,
-            endpoint: str | None) -> ExitCode:
+def command(
+    context: click.Context,
+    families: tuple[str, ...],
+    layouts: tuple[str, ...],
+    model: str | None,
+    policy: str,
+    sessions: int,
+    tier: str,
+    seed: int | None,
+    jobs: int,
+    json_path: Path | None,
+    endpoint: str | None,
+) -> ExitCode:
     """Prove that concurrent sessions give the same bits as each session alone.
 
     Exit code 0: pass, 1: fail, 2: unknown, 64: bad input.
@@ -53,13 +85,21 @@ def command(context: click.Context, families: tuple[str, ...], layouts: tuple[st
     console = Console(stderr=True)
     click.echo(provenance_line(seed))
     started = monotonic()
-    options = {"model": model, "policy": policy, "min_sessions": sessions, "seed_value": seed, "tier": Tier(tier)}
+    options = {
+        "model": model,
+        "policy": policy,
+        "min_sessions": sessions,
+        "seed_value": seed,
+        "tier": Tier(tier),
+    }
     results = run_suites(suites, options, jobs=jobs, console=console)
     verdict = Verdict.merge(result.verdict for result in results)
     Console(width=140).print(result_table(results))
     for result in results:
         if result.explanation or result.reason:
-            click.echo(f"{result.family} {result.layout.value}: {result.reason}\n{result.explanation}".rstrip())
+            click.echo(
+                f"{result.family} {result.layout.value}: {result.reason}\n{result.explanation}".rstrip()
+            )
     seconds = round(monotonic() - started, 1)
     if json_path is not None:
         save_text(json_path, json.dumps(report_data(results, verdict, seconds, seed), indent=1) + "\n")
@@ -68,43 +108,78 @@ def command(context: click.Context, families: tuple[str, ...], layouts: tuple[st
 
 
 def choose_families(families: tuple[str, ...], model: str | None) -> list[str]:
-    """Families to check; a model decides its own. Raises ``UsageError`` for an unknown or contradictory choice."""
+    """Families to check; a model decides its own. Raises ``UsageError`` for an unknown or contradictory
+    choice."""
     for name in families:
         load_family(name)
     if model is None:
         return list(families) or family_names()
     own = resolve_model(model).family
     if families and list(families) != [own]:
-        raise UsageError(f"model {model} is of family {own}", where="--family", why=f"it says {', '.join(families)}",
-                         todo="leave --family out")
+        raise UsageError(
+            f"model {model} is of family {own}",
+            where="--family",
+            why=f"it says {', '.join(families)}",
+            todo="leave --family out",
+        )
     return [own]
 
 
-def run_suites(suites: list[tuple[str, Layout]], options: dict, *, jobs: int, console: Console) -> list[SuiteResult]:
+def run_suites(
+    suites: list[tuple[str, Layout]], options: dict, *, jobs: int, console: Console
+) -> list[SuiteResult]:
     """Run suites in processes, progress by suite; results in the order of ``suites``."""
     done: dict[int, SuiteResult] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console) as progress, \
-            ProcessPoolExecutor(min(jobs, len(suites)), mp_context=get_context("spawn")) as pool:
+    with (
+        Progress(*columns, console=console) as progress,
+        ProcessPoolExecutor(min(jobs, len(suites)), mp_context=get_context("spawn")) as pool,
+    ):
         task = progress.add_task("suites", total=len(suites))
-        futures: dict[Future, int] = {pool.submit(run_suite, name, layout, **options): i
-                                      for i, (name, layout) in enumerate(suites)}
+        futures: dict[Future, int] = {
+            pool.submit(run_suite, name, layout, **options): i for i, (name, layout) in enumerate(suites)
+        }
         for future in as_completed(futures):
             result = done[futures[future]] = future.result()
-            progress.update(task, advance=1, description=f"{result.family} {result.layout.value}: "
-                                                         f"{result.sessions} sessions, {result.verdict.value}")
+            progress.update(
+                task,
+                advance=1,
+                description=f"{result.family} {result.layout.value}: "
+                f"{result.sessions} sessions, {result.verdict.value}",
+            )
     return [done[index] for index in range(len(suites))]
 
 
 def result_table(results: list[SuiteResult]) -> Table:
     """One row per family and layout."""
-    table = Table("family", "layout", "verdict", "cases", "sessions", "bit-identical", "byte-identical", "crashes",
-                  "marks (mixed/chunked/shared/preempted/resumed/cancelled/id reused/pool full)")
+    table = Table(
+        "family",
+        "layout",
+        "verdict",
+        "cases",
+        "sessions",
+        "bit-identical",
+        "byte-identical",
+        "crashes",
+        "marks (mixed/chunked/shared/preempted/resumed/cancelled/id reused/pool full)",
+    )
     for result in results:
         marks = "/".join(str(result.marks[mark.value]) for mark in load_family(result.family).marks)
-        verdict = result.verdict.value if result.layout is not Layout.STOCK else f"{result.verdict.value} (measured)"
-        table.add_row(result.family, result.layout.value, verdict, *map(str, (
-            result.cases, result.sessions, result.bit_identical, result.byte_identical, result.crashes)), marks)
+        verdict = (
+            result.verdict.value
+            if result.layout is not Layout.STOCK
+            else f"{result.verdict.value} (measured)"
+        )
+        table.add_row(
+            result.family,
+            result.layout.value,
+            verdict,
+            *map(
+                str,
+                (result.cases, result.sessions, result.bit_identical, result.byte_identical, result.crashes),
+            ),
+            marks,
+        )
     return table
 
 
@@ -113,5 +188,10 @@ def report_data(results: list[SuiteResult], verdict: Verdict, seconds: float, se
     families: dict[str, dict] = {}
     for result in results:
         families.setdefault(result.family, {})[result.layout.value] = result.to_data()
-    return {"format": 1, "verdict": verdict.value, "seconds": seconds, "families": families,
-            "provenance": asdict(provenance(seed=seed or 0))}
+    return {
+        "format": 1,
+        "verdict": verdict.value,
+        "seconds": seconds,
+        "families": families,
+        "provenance": asdict(provenance(seed=seed or 0)),
+    }

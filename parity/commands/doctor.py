@@ -1,4 +1,5 @@
-"""``parity doctor``: which numerics profiles are exact for a model on this CPU and build, and what each costs."""
+"""``parity doctor``: which numerics profiles are exact for a model on this CPU and build, and what each
+costs."""
 
 from __future__ import annotations
 
@@ -21,15 +22,28 @@ def command(model: str, again: bool) -> ExitCode:
     click.echo(provenance_line(None))
     with Console(stderr=True).status(f"self-test of {file.path.name}"):
         choice = choose(try_all(model)) if again else profile_of(model)
-    table = Table("profile", "environment", "repacked weights", "flash attention", "rows per call", "bit-identical",
-                  "tokens/s", "problem")
+    table = Table(
+        "profile",
+        "environment",
+        "repacked weights",
+        "flash attention",
+        "rows per call",
+        "bit-identical",
+        "tokens/s",
+        "problem",
+    )
     for trial in choice.trials:
         profile = trial.profile
-        table.add_row(profile.name + (" (chosen)" if profile == choice.profile and choice.exact else ""),
-                      " ".join(f"{key}={value}" for key, value in profile.environment) or "-",
-                      "yes" if profile.use_extra_bufts else "no", "on" if profile.flash_attention else "off",
-                      f"{2 if profile.pad_lone_rows else 1} to {profile.max_call_rows}",
-                      f"{trial.bit_identical} of {trial.sessions}", f"{trial.tokens_per_s:.0f}", trial.problem)
+        table.add_row(
+            profile.name + (" (chosen)" if profile == choice.profile and choice.exact else ""),
+            " ".join(f"{key}={value}" for key, value in profile.environment) or "-",
+            "yes" if profile.use_extra_bufts else "no",
+            "on" if profile.flash_attention else "off",
+            f"{2 if profile.pad_lone_rows else 1} to {profile.max_call_rows}",
+            f"{trial.bit_identical} of {trial.sessions}",
+            f"{trial.tokens_per_s:.0f}",
+            trial.problem,
+        )
     Console(width=170).print(table)
     if not choice.exact:
         click.echo(f"tier bits is unknown: {choice.reason}")

@@ -1,7 +1,9 @@
-"""llama.cpp through llama-cpp-python's low-level API: models, contexts, calls. The only importer of ``llama_cpp``.
+"""llama.cpp through llama-cpp-python's low-level API: models, contexts, calls. The only importer of
+``llama_cpp``.
 
-What must hold for bit-identity is in the numerics profile (``parity.numerics``); environment variables that the library
-reads must be set before this process makes its first product, so profiles run in worker processes.
+What must hold for bit-identity is in the numerics profile (``parity.numerics``); environment variables that
+the library reads must be set before this process makes its first product, so profiles run in worker
+processes.
 """
 
 from __future__ import annotations
@@ -29,12 +31,17 @@ class EngineUnavailable(UsageError):
 
 @functools.cache
 def library() -> ModuleType:
-    """The ``llama_cpp`` module, its back end started, its log cut down to warnings and errors on standard error."""
+    """The ``llama_cpp`` module, its back end started, its log cut down to warnings and errors on standard
+    error."""
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:
-        raise EngineUnavailable("llama_cpp cannot be imported", where="this Python environment", why=str(error),
-                                todo="run `make setup`, which builds it once") from error
+        raise EngineUnavailable(
+            "llama_cpp cannot be imported",
+            where="this Python environment",
+            why=str(error),
+            todo="run `make setup`, which builds it once",
+        ) from error
 
     shown = [False]  # a continued message follows the level of its beginning
 
@@ -54,7 +61,8 @@ def library() -> ModuleType:
 
 @functools.cache
 def build_facts() -> dict[str, str]:
-    """Version and compile-time features, for provenance: ``version``, ``system`` (llama_print_system_info)."""
+    """Version and compile-time features, for provenance: ``version``, ``system``
+    (llama_print_system_info)."""
     lib = library()
     system = lib.llama_print_system_info().decode().strip()
     return {"version": lib.__version__, "system": " ".join(system.split())}
@@ -75,8 +83,12 @@ class LlamaModel:
         params.n_gpu_layers = 0
         self.handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:
-            raise UsageError("model cannot be loaded", where=str(path), why="llama.cpp refused it",
-                             todo="check that the file is a whole GGUF of a supported architecture")
+            raise UsageError(
+                "model cannot be loaded",
+                where=str(path),
+                why="llama.cpp refused it",
+                todo="check that the file is a whole GGUF of a supported architecture",
+            )
         self.path = path
         self.vocab = lib.llama_model_get_vocab(self.handle)
         self.n_vocab = lib.llama_vocab_n_tokens(self.vocab)
@@ -106,6 +118,17 @@ class LlamaModel:
                 return buffer.raw[:count]
             size = -count
 
+    def end_tokens(self) -> tuple[int, ...]:
+        """Every token that ends a generation (end of sequence, of turn, ...), increasing."""
+        is_end = self._lib.llama_vocab_is_eog
+        return tuple(token for token in range(self.n_vocab) if is_end(self.vocab, token))
+
+    def special_text(self, token: int) -> str:
+        """A control token as it is written in a chat template, such as ``<s>``; empty for -1 (there is
+        none)."""
+        text = self._lib.llama_vocab_get_text(self.vocab, token) if token >= 0 else b""
+        return text.decode(errors="replace")
+
     def close(self) -> None:
         if self.handle:
             self._lib.llama_model_free(self.handle)
@@ -114,7 +137,8 @@ class LlamaModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
-    """One llama.cpp context. ``n_ctx`` counts cells of the whole cache; ``n_seq_max`` physical sequence ids."""
+    """One llama.cpp context. ``n_ctx`` counts cells of the whole cache; ``n_seq_max`` physical sequence
+    ids."""
 
     n_ctx: int
     n_seq_max: int
@@ -132,14 +156,23 @@ class DecodeFailure(Exception):
 
     def __init__(self, code: int) -> None:
         self.code = code
-        super().__init__("llama_decode found no memory slot" if code == 1 else f"llama_decode returned {code}")
+        super().__init__(
+            "llama_decode found no memory slot" if code == 1 else f"llama_decode returned {code}"
+        )
 
 
 class LlamaContext:
     """One context with its own input buffers; each token may belong to ``ids_per_row`` sequences."""
 
-    def __init__(self, model: LlamaModel, settings: ContextSettings, *, ids_per_row: int = 1,
-                 embedding_input: bool = False, eval_callback: Any = None) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        settings: ContextSettings,
+        *,
+        ids_per_row: int = 1,
+        embedding_input: bool = False,
+        eval_callback: Any = None,
+    ) -> None:
         self._lib = lib = library()
         self.model, self.settings = model, settings
         params = lib.llama_context_default_params()
@@ -155,13 +188,18 @@ class LlamaContext:
             params.cb_eval = eval_callback
         self.handle = lib.llama_init_from_model(model.handle, params)
         if not self.handle:
-            raise UsageError("context cannot be made", where=str(model.path), why=f"llama.cpp refused {settings}",
-                             todo="use a smaller pool or fewer sequences")
+            raise UsageError(
+                "context cannot be made",
+                where=str(model.path),
+                why=f"llama.cpp refused {settings}",
+                todo="use a smaller pool or fewer sequences",
+            )
         self.memory = lib.llama_get_memory(self.handle)
         self._make_batch(ids_per_row, embedding_input)
 
     def _make_batch(self, ids_per_row: int, embedding_input: bool) -> None:
-        """A ``llama_batch`` over numpy buffers, so that a call is filled without a ctypes access per element."""
+        """A ``llama_batch`` over numpy buffers, so that a call is filled without a ctypes access per
+        element."""
         rows = self.settings.n_batch
         self.tokens = np.zeros(rows, np.int32)
         self.embeddings = np.zeros((rows, self.model.n_embd), np.float32) if embedding_input else None
@@ -171,7 +209,8 @@ class LlamaContext:
         self._seq_counts = np.full(rows, ids_per_row, np.int32)
         base, width = self.seq_ids.ctypes.data, self.seq_ids.strides[0]
         self._seq_pointers = (ctypes.POINTER(ctypes.c_int32) * rows)(
-            *(ctypes.cast(base + i * width, ctypes.POINTER(ctypes.c_int32)) for i in range(rows)))
+            *(ctypes.cast(base + i * width, ctypes.POINTER(ctypes.c_int32)) for i in range(rows))
+        )
         batch = self._lib.llama_batch()
         pointer = ctypes.POINTER
         if embedding_input:
@@ -191,9 +230,11 @@ class LlamaContext:
         if code:
             raise DecodeFailure(code)
 
-    def decode_rows(self, tokens: Sequence[int], positions: Sequence[int], seq_ids: Iterable[Any],
-                    wanted: Sequence[int]) -> np.ndarray:
-        """Run rows and return the logits of those marked in ``wanted``: float32 [sum(wanted), n_vocab], a copy."""
+    def decode_rows(
+        self, tokens: Sequence[int], positions: Sequence[int], seq_ids: Iterable[Any], wanted: Sequence[int]
+    ) -> np.ndarray:
+        """Run rows and return the logits of those marked in ``wanted``: float32 [sum(wanted), n_vocab], a
+        copy."""
         count = len(tokens)
         self.tokens[:count] = tokens
         self.positions[:count] = positions
@@ -212,7 +253,8 @@ class LlamaContext:
         raw = (ctypes.c_float * (count * n_vocab)).from_address(address)
         return np.frombuffer(raw, np.float32).reshape(count, n_vocab).copy()
 
-    # -- memory ------------------------------------------------------------------------------------------------------
+    # -- memory
+    # ------------------------------------------------------------------------------------------------------
 
     def remove(self, seq_id: int, start: int = -1, stop: int = -1) -> bool:
         """``llama_memory_seq_rm``; False means that nothing was done."""

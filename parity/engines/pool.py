@@ -1,7 +1,8 @@
 """One llama.cpp context driven by the scheduler's batches: logical ids to physical ones, operations, calls.
 
-A logical sequence is one physical id; in families with a window cache it is two, so that no cell has a single owner that
-the window cache could take away; in recurrent families one id holds nothing, and copying it drops another id's state.
+A logical sequence is one physical id; in families with a window cache it is two, so that no cell has a single
+owner that the window cache could take away; in recurrent families one id holds nothing, and copying it drops
+another id's state.
 """
 
 from __future__ import annotations
@@ -19,15 +20,30 @@ from scheduler.records import IterationPlan, IterationResult
 
 PAD_TOKEN = 7  # any token: nobody reads a padding row
 
-LogitsObserver = Callable[[str, int, np.ndarray], None]  # request id, position of the token, logits float32 [n_vocab]
+LogitsObserver = Callable[
+    [str, int, np.ndarray], None
+]  # request id, position of the token, logits float32 [n_vocab]
 
 
 class PoolContext:
     """A context and the mapping from the scheduler's sequence ids to llama.cpp's."""
 
-    def __init__(self, model: LlamaModel, *, layout: Layout, num_sequences: int, num_cells: int, shadow: bool,
-                 recurrent: bool, profile: NumericsProfile, kv_type: str = "f16", n_threads: int = 1,
-                 swa_full: bool = True, embedding_input: bool = False, eval_callback: object = None) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        layout: Layout,
+        num_sequences: int,
+        num_cells: int,
+        shadow: bool,
+        recurrent: bool,
+        profile: NumericsProfile,
+        kv_type: str = "f16",
+        n_threads: int = 1,
+        swa_full: bool = True,
+        embedding_input: bool = False,
+        eval_callback: object = None,
+    ) -> None:
         self.layout, self.recurrent = layout, recurrent
         self.ids_per_row = 2 if shadow else 1
         self.num_sequences = num_sequences
@@ -35,11 +51,23 @@ class PoolContext:
         self.empty_id = physical - 1
         stream_cells = -(-num_cells // 256) * 256  # llama.cpp rounds a stream up to 256 cells
         self.settings = ContextSettings(
-            n_ctx=stream_cells * physical if layout is Layout.STREAMS else stream_cells, n_seq_max=physical,
-            n_batch=512, n_ubatch=min(512, profile.max_call_rows), kv_unified=layout is not Layout.STREAMS,
-            flash_attention=profile.flash_attention, kv_type=kv_type, swa_full=swa_full, n_threads=n_threads)
-        self.context = LlamaContext(model, self.settings, ids_per_row=self.ids_per_row,
-                                    embedding_input=embedding_input, eval_callback=eval_callback)
+            n_ctx=stream_cells * physical if layout is Layout.STREAMS else stream_cells,
+            n_seq_max=physical,
+            n_batch=512,
+            n_ubatch=min(512, profile.max_call_rows),
+            kv_unified=layout is not Layout.STREAMS,
+            flash_attention=profile.flash_attention,
+            kv_type=kv_type,
+            swa_full=swa_full,
+            n_threads=n_threads,
+        )
+        self.context = LlamaContext(
+            model,
+            self.settings,
+            ids_per_row=self.ids_per_row,
+            embedding_input=embedding_input,
+            eval_callback=eval_callback,
+        )
 
     def physical_ids(self, seq_id: int) -> range:
         return range(seq_id * self.ids_per_row, (seq_id + 1) * self.ids_per_row)
@@ -55,15 +83,20 @@ class PoolContext:
                     for target in self.physical_ids(op.seq_id):
                         context.copy(self.empty_id, target)
             elif op.kind is OpKind.COPY:
-                for source, target in zip(self.physical_ids(op.source), self.physical_ids(op.seq_id), strict=True):
+                for source, target in zip(
+                    self.physical_ids(op.source), self.physical_ids(op.seq_id), strict=True
+                ):
                     context.copy(source, target, op.start, op.stop)
             else:
                 for target in self.physical_ids(op.seq_id):
                     if not context.remove(target, op.start, op.stop):
-                        raise EngineFailure(f"llama.cpp refused to remove [{op.start}, {op.stop}) of sequence {target}")
+                        raise EngineFailure(
+                            f"llama.cpp refused to remove [{op.start}, {op.stop}) of sequence {target}"
+                        )
 
     def fill(self, call: Call, batch: Batch, wanted: Sequence[int]) -> int:
-        """Put a call's rows into the input buffers (tokens too); ``wanted`` are 0/1 per batch row. Returns the count."""
+        """Put a call's rows into the input buffers (tokens too); ``wanted`` are 0/1 per batch row. Returns
+        the count."""
         context, rows = self.context, call.rows
         count = len(rows)
         tokens, positions = batch.tokens, batch.positions
@@ -92,18 +125,22 @@ class PoolContext:
 
     def leftover_sequences(self) -> list[int]:
         """Logical ids that still hold something: none but padding when the pool is idle."""
-        return [seq_id for seq_id in range(self.num_sequences)
-                if any(self.context.last_position(physical) >= 0 for physical in self.physical_ids(seq_id))]
+        return [
+            seq_id
+            for seq_id in range(self.num_sequences)
+            if any(self.context.last_position(physical) >= 0 for physical in self.physical_ids(seq_id))
+        ]
 
     def close(self) -> None:
         self.context.close()
 
 
 class SamplingEngine:
-    """What every engine on llama.cpp does alike: takes limits and faults, runs a batch's calls, chooses the tokens.
+    """What every engine on llama.cpp does alike: takes limits and faults, runs a batch's calls, chooses the
+    tokens.
 
-    ``observe_logits`` is called for every sampled row before its token is chosen. ``fail_before_call`` breaks off the
-    next step before that native call (an injected fault, counted over all stages), once.
+    ``observe_logits`` is called for every sampled row before its token is chosen. ``fail_before_call`` breaks
+    off the next step before that native call (an injected fault, counted over all stages), once.
     """
 
     def __init__(self) -> None:
@@ -126,8 +163,11 @@ class SamplingEngine:
         self._run(batch, wanted, give)
         return completed_result(plan, batch, tokens, started_ms=now_ms, finished_ms=now_ms)
 
-    def _run(self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]) -> None:
-        """Run the calls of every stage; ``give`` gets the wanted batch rows and their logits float32 [rows, n_vocab]."""
+    def _run(
+        self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]
+    ) -> None:
+        """Run the calls of every stage; ``give`` gets the wanted batch rows and their logits float32 [rows,
+        n_vocab]."""
         raise NotImplementedError
 
     def _begin_call(self) -> None:
@@ -145,19 +185,26 @@ class SamplingEngine:
             sample = batch.samples[index]
             if self.observe_logits is not None:
                 self.observe_logits(sample.request_id, sample.position, row)
-            tokens[index] = best if sample.sampling.temperature == 0 else sample_token(
-                row, sample.sampling, request_id=sample.request_id, position=sample.position)
+            tokens[index] = (
+                best
+                if sample.sampling.temperature == 0
+                else sample_token(
+                    row, sample.sampling, request_id=sample.request_id, position=sample.position
+                )
+            )
 
 
 class LlamaEngine(SamplingEngine):
-    """Implements ``scheduler.engine.Engine`` on one context. ``configure`` gives it the limits of the next case."""
+    """Implements ``scheduler.engine.Engine`` on one context. ``configure`` gives it the limits of the next
+    case."""
 
     def __init__(self, pool: PoolContext) -> None:
         super().__init__()
         self.pool = pool
 
     def configure(self, limits: PoolLimits) -> None:
-        """Use ``limits`` from now on; the pool must be idle. Raises ValueError if the context is too small."""
+        """Use ``limits`` from now on; the pool must be idle. Raises ValueError if the context is too
+        small."""
         self.pool.check_fits(limits)
         self.limits = (limits,)
         self.pool.context.clear()
@@ -165,7 +212,9 @@ class LlamaEngine(SamplingEngine):
     def apply(self, stages: Sequence[Sequence[MemoryOp]]) -> None:
         self.pool.apply(stages[0])
 
-    def _run(self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]) -> None:
+    def _run(
+        self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]
+    ) -> None:
         for call in batch.stages[0]:
             self._begin_call()
             self.pool.apply(call.ops)

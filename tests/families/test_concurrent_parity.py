@@ -1,0 +1,49 @@
+"""The main job as tests: per family and layout, generated concurrent cases against each session alone.
+
+Marks that every suite must hit are the manifest's; a suite that exercised nothing is red by itself.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from parity.families import load_family
+from parity.plugin import family_params
+from parity.records import Verdict
+from parity.suite import run_suite
+from scheduler.limits import Layout
+
+
+@pytest.mark.parametrize("family", family_params())
+@pytest.mark.parametrize("layout", [Layout.UNIFIED, Layout.STREAMS], ids=lambda layout: layout.value)
+def test_concurrent_parity(family: str, layout: Layout, tmp_path) -> None:
+    result = run_suite(family, layout, min_sessions=200, failures=tmp_path)
+
+    assert result.verdict is Verdict.PASS, f"{result.reason}\n{result.explanation}"
+    assert result.sessions >= 200
+    assert result.bit_identical == result.byte_identical == result.sessions
+    assert all(result.marks[mark.value] for mark in load_family(family).marks)
+
+
+@pytest.mark.parametrize("family", family_params())
+def test_stock_layout_differs_only_by_noise(family: str, tmp_path) -> None:
+    """Measured, not gated: what people run today moves the logits, and only by what rounding explains."""
+    result = run_suite(family, Layout.STOCK, min_sessions=100, failures=tmp_path)
+
+    assert result.verdict is Verdict.PASS, f"{result.reason}\n{result.explanation}"
+    assert result.bit_identical < result.sessions, (
+        "stock placement is not expected to be exact: does anything compare?"
+    )
+    assert result.noise
+
+
+@pytest.mark.quantised
+@pytest.mark.parametrize("quantisation", ["q8_0", "q4_0", "q4_k_m"])
+@pytest.mark.parametrize("family", family_params())
+def test_concurrent_parity_of_quantised_models(family: str, quantisation: str, tmp_path) -> None:
+    result = run_suite(
+        family, Layout.UNIFIED, model=f"{family}:{quantisation}", min_sessions=30, failures=tmp_path
+    )
+
+    assert result.verdict is Verdict.PASS, f"{result.reason}\n{result.explanation}"
+    assert result.bit_identical == result.sessions >= 30
