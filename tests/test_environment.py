@@ -241,4 +241,4 @@ def test_missing_llama_cpp_costs_one_line(tmp_path: Path) -> None:
     )
     assert done.returncode == 64, done.stderr
     line = only_line(done.stderr)
-    assert line.startswith("parity: llama_cpp is not installed") and "make setup" in line
+    assert line.startswith("parity: llama_cpp cannot be imported") and "make setup" in line

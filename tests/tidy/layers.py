@@ -17,6 +17,9 @@ RANKS = {
     "parity.store": 1,  # no knowledge of cases in it: whoever touches the disk writes through it
     "parity.schemas": 1,
     "parity.records": 2,
+    "parity.contained": 4,  # the runner in a worker process
+    "parity.exact_runner": 4,
+    "parity.profiles": 4,  # found by running cases
     "parity.runner": 4,
     # Everything else in parity is 3: engines, oracle, strategies, faults, checkers, models.
     "parity.bench": 5,
@@ -26,8 +29,10 @@ RANKS = {
     "parity.golden": 5,
     "parity.mutants": 5,
     "parity.plugin": 5,
+    "parity.provenance": 5,
     "parity.report": 5,
     "parity.serve": 5,
+    "parity.suite": 5,
 }
 RANK_OF_THE_REST = 3
 
