@@ -8,7 +8,14 @@ from parity.checkers.ends import ENGINE_FAULTS, check_ends
 from parity.checkers.identity import Answer, compare_run, explain_divergence
 from parity.checkers.marks import count_marks
 from parity.drive import Driver, Run
-from parity.engines.exact import FAMILY_MODELS, EngineAbort, ExactEngine, ExactModel, expected_tokens, hidden_stops
+from parity.engines.exact import (
+    FAMILY_MODELS,
+    EngineAbort,
+    ExactEngine,
+    ExactModel,
+    expected_tokens,
+    hidden_stops,
+)
 from parity.families import load_family
 from parity.numerics import ROW
 from parity.records import Case, Fault, Outcome, Verdict
@@ -36,9 +43,16 @@ def expected_answers(case: Case) -> dict[int, Answer]:
     model, stops = exact_model(case), hidden_stops(case.sessions)
     answers = {}
     for index, session in enumerate(case.sessions):
-        tokens = expected_tokens(model, session.prompt, session.max_tokens, request_id=f"s{index}",
-                                 sampling=session.sampling, stop_token_ids=session.stop_token_ids,
-                                 stop=stops.get(f"s{index}"), stages=max(1, len(case.stage_cells)))
+        tokens = expected_tokens(
+            model,
+            session.prompt,
+            session.max_tokens,
+            request_id=f"s{index}",
+            sampling=session.sampling,
+            stop_token_ids=session.stop_token_ids,
+            stop=stops.get(f"s{index}"),
+            stages=max(1, len(case.stage_cells)),
+        )
         answers[index] = exact_answer(tokens)
     return answers
 
@@ -81,8 +95,12 @@ def run_exact_case(case: Case) -> Outcome:
     except EngineAbort as abort:
         return Outcome(case=case, verdict=Verdict.FAIL, crashed=True, reason=str(abort))
     except (KeyError, IndexError, ValueError, TypeError, AttributeError) as error:
-        return Outcome(case=case, verdict=Verdict.FAIL, reason="the scheduler raised",
-                       problems=(f"internal: {type(error).__name__}: {error}",))
+        return Outcome(
+            case=case,
+            verdict=Verdict.FAIL,
+            reason="the scheduler raised",
+            problems=(f"internal: {type(error).__name__}: {error}",),
+        )
     return judge_exact(case, run, problems)
 
 
@@ -91,13 +109,24 @@ def judge_exact(case: Case, run: Run, problems: list[str]) -> Outcome:
     expected = expected_answers(case)
     actual = {index: exact_answer(completion.tokens) for index, completion in run.completions.items()}
     comparisons = compare_run(run, expected, actual)
-    divergences = tuple(explain_divergence(run, c, expected[c.session], margin=0.0, distance=lambda *_: float("inf"))
-                        for c in comparisons if c.bits_step is not None or c.bytes_step is not None)
-    return Outcome(case=case, verdict=Verdict.FAIL if divergences or problems else Verdict.PASS,
-                   sessions=len(comparisons), bit_identical=sum(c.bits_step is None for c in comparisons),
-                   byte_identical=sum(c.bytes_step is None for c in comparisons), divergences=divergences,
-                   problems=tuple(problems), marks=count_marks(run))
+    divergences = tuple(
+        explain_divergence(run, c, expected[c.session], margin=0.0, distance=lambda *_: float("inf"))
+        for c in comparisons
+        if c.bits_step is not None or c.bytes_step is not None
+    )
+    return Outcome(
+        case=case,
+        verdict=Verdict.FAIL if divergences or problems else Verdict.PASS,
+        sessions=len(comparisons),
+        bit_identical=sum(c.bits_step is None for c in comparisons),
+        byte_identical=sum(c.bytes_step is None for c in comparisons),
+        divergences=divergences,
+        problems=tuple(problems),
+        marks=count_marks(run),
+    )
 
 
 def _signature(run: Run) -> list:
-    return [(index, completion.tokens, completion.reason) for index, completion in sorted(run.completions.items())]
+    return [
+        (index, completion.tokens, completion.reason) for index, completion in sorted(run.completions.items())
+    ]

@@ -20,20 +20,30 @@ from parity.store import save_text
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
-              help="Write totals and every trial as JSON.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="OUT",
+    help="Write totals and every trial as JSON.",
+)
 @click.option("--family", metavar="NAME", help="Only trials of this family.")
-@click.option("--fast", is_flag=True, help="The exact engine, and one llama.cpp trial of each mutant that needs it.")
+@click.option(
+    "--fast", is_flag=True, help="The exact engine, and one llama.cpp trial of each mutant that needs it."
+)
 @click.option("--list", "only_list", is_flag=True, help="List the mutants and run nothing.")
-def command(names: tuple[str, ...], json_path: Path | None, family: str | None, fast: bool,
-            only_list: bool) -> ExitCode:
+def command(
+    names: tuple[str, ...], json_path: Path | None, family: str | None, fast: bool, only_list: bool
+) -> ExitCode:
     """Plant every known fault; a fault that no check notices, or that no case reaches, is red."""
     mutants = tuple(find_mutant(name) for name in names) or all_mutants()
     if family is not None:
         load_family(family)  # an unknown name is an error, not an empty run
     if only_list:
         for mutant in mutants:
-            click.echo(f"{mutant.name:44} {mutant.part:12} {'/'.join(k.value for k in mutant.killers):24} {mutant.fault}")
+            click.echo(
+                f"{mutant.name:44} {mutant.part:12} {'/'.join(k.value for k in mutant.killers):24} {mutant.fault}"
+            )
         return ExitCode.PASS
 
     def select(mutant: Mutant) -> tuple[Trial, ...]:
@@ -52,9 +62,11 @@ def command(names: tuple[str, ...], json_path: Path | None, family: str | None, 
     summary = summarise(reports)
     if json_path is not None:
         save_text(json_path, json.dumps(summary, indent=1) + "\n")
-    click.echo(f"{summary['killed']} of {summary['total']} killed, {len(summary['survived'])} survived, "
-               f"{len(summary['unreached'])} not reached, {len(summary['broken'])} red without the fault; "
-               f"slowest {summary['slowest_s']:.1f} s")
+    click.echo(
+        f"{summary['killed']} of {summary['total']} killed, {len(summary['survived'])} survived, "
+        f"{len(summary['unreached'])} not reached, {len(summary['broken'])} red without the fault; "
+        f"slowest {summary['slowest_s']:.1f} s"
+    )
     return ExitCode.PASS if summary["killed"] == summary["total"] else ExitCode.FAIL
 
 
@@ -76,15 +88,27 @@ def report_line(report: MutantReport) -> str:
 
 def summarise(reports: list[MutantReport]) -> dict:
     """What ``--json`` writes."""
+
     def named(status: Status) -> list[str]:
         return [report.name for report in reports if report.status is status]
 
     return {
-        "total": len(reports), "killed": len(named(Status.KILLED)), "survived": named(Status.SURVIVED),
-        "unreached": named(Status.UNREACHED), "broken": named(Status.BROKEN),
+        "total": len(reports),
+        "killed": len(named(Status.KILLED)),
+        "survived": named(Status.SURVIVED),
+        "unreached": named(Status.UNREACHED),
+        "broken": named(Status.BROKEN),
         "slowest_s": round(max(report.seconds for report in reports), 3),
-        "mutants": [{"name": report.name, "fault": report.fault, "part": report.part, "status": report.status.value,
-                     "families": list(report.families), "seconds": round(report.seconds, 3),
-                     "trials": [{**asdict(trial), "status": trial.status.value} for trial in report.trials]}
-                    for report in reports],
+        "mutants": [
+            {
+                "name": report.name,
+                "fault": report.fault,
+                "part": report.part,
+                "status": report.status.value,
+                "families": list(report.families),
+                "seconds": round(report.seconds, 3),
+                "trials": [{**asdict(trial), "status": trial.status.value} for trial in report.trials],
+            }
+            for report in reports
+        ],
     }

@@ -28,4 +28,6 @@ def find_mutant(name: str) -> Mutant:
     for mutant in all_mutants():
         if mutant.name == name:
             return mutant
-    raise UsageError(f"no mutant {name!r}", why="it is not registered", todo="list them with `parity mutants --list`")
+    raise UsageError(
+        f"no mutant {name!r}", why="it is not registered", todo="list them with `parity mutants --list`"
+    )

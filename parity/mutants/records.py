@@ -87,7 +87,9 @@ class Mutant:
 
     def __post_init__(self) -> None:
         if not self.killers or not self.trials:
-            raise ValueError(f"mutant {self.name}: needs a checker that must kill it and a trial that reaches it")
+            raise ValueError(
+                f"mutant {self.name}: needs a checker that must kill it and a trial that reaches it"
+            )
 
     @property
     def families(self) -> tuple[str, ...]:

@@ -101,10 +101,15 @@ def attempt_contained(mutant: Mutant, trial: Trial) -> Attempt:
     for planted in (False, True):
         arguments = {"mutant": mutant.name, "trial": mutant.trials.index(trial), "planted": planted}
         try:
-            answer = mutant_worker().call("parity.mutants.running:attempt_in_worker", arguments,
-                                          timeout_s=TRIAL_TIMEOUT_S)
-            halves.append((tuple(Complaint(Killer(killer), text) for killer, text in answer["complaints"]),
-                           answer["reached"]))
+            answer = mutant_worker().call(
+                "parity.mutants.running:attempt_in_worker", arguments, timeout_s=TRIAL_TIMEOUT_S
+            )
+            halves.append(
+                (
+                    tuple(Complaint(Killer(killer), text) for killer, text in answer["complaints"]),
+                    answer["reached"],
+                )
+            )
         except WorkerDied as death:
             halves.append(((Complaint(Killer.CRASH, death.reason),), 1))
         except RuntimeError as error:
@@ -127,7 +132,11 @@ def judge_trial(mutant: Mutant, trial: Trial) -> TrialReport:
     else:
         status, killer, text = Status.SURVIVED, "", others
     if status is Status.KILLED and not attempt.reached:
-        status, killer, text = Status.UNREACHED, "", f"complaints without the fault having changed anything: {others}"
+        status, killer, text = (
+            Status.UNREACHED,
+            "",
+            f"complaints without the fault having changed anything: {others}",
+        )
     return TrialReport(trial.name, status, killer, text, perf_counter() - begin)
 
 
@@ -137,8 +146,11 @@ def judge_mutant(mutant: Mutant, trials: Iterable[Trial] | None = None) -> Mutan
     return MutantReport(mutant.name, mutant.fault, mutant.part, mutant.families, reports)
 
 
-def judge_mutants(mutants: Iterable[Mutant], select: Callable[[Mutant], tuple[Trial, ...]],
-                  on_report: Callable[[MutantReport], None] = lambda report: None) -> list[MutantReport]:
+def judge_mutants(
+    mutants: Iterable[Mutant],
+    select: Callable[[Mutant], tuple[Trial, ...]],
+    on_report: Callable[[MutantReport], None] = lambda report: None,
+) -> list[MutantReport]:
     """Run ``select``-ed trials of mutants; one without any is left out."""
     reports = []
     for mutant in mutants:

@@ -19,6 +19,7 @@ ENGINES = (ExactEngine, LlamaEngine)
 
 def batch_plant(make_change: Callable[[], Change]) -> Plant:
     """A plant that passes every batch through ``make_change()``, which may keep what it saw of earlier batches."""
+
     @contextmanager
     def plant(reach: Reach) -> Iterator[None]:
         changes: dict[int, Change] = {}  # per engine, so that one engine's history is not another's
@@ -29,17 +30,22 @@ def batch_plant(make_change: Callable[[], Change]) -> Plant:
                 if changed != batch:
                     reach()
                 return original(self, plan, changed, now_ms)
+
             return execute
 
         with ExitStack() as stack:
             for engine in ENGINES:
                 stack.enter_context(replaced(engine, "execute", make))
             yield
+
     return plant
 
 
-def result_plant(make_change: Callable[[], Callable[[IterationPlan, Batch, IterationResult], IterationResult]]) -> Plant:
+def result_plant(
+    make_change: Callable[[], Callable[[IterationPlan, Batch, IterationResult], IterationResult]],
+) -> Plant:
     """A plant that passes every result through ``make_change()``."""
+
     @contextmanager
     def plant(reach: Reach) -> Iterator[None]:
         changes: dict[int, Callable] = {}
@@ -51,24 +57,30 @@ def result_plant(make_change: Callable[[], Callable[[IterationPlan, Batch, Itera
                 if changed != result:
                     reach()
                 return changed
+
             return execute
 
         with ExitStack() as stack:
             for engine in ENGINES:
                 stack.enter_context(replaced(engine, "execute", make))
             yield
+
     return plant
 
 
 def with_calls(batch: Batch, change: Callable[[Call], Call | None]) -> Batch:
     """The batch with every call of every stage changed; None drops the call."""
-    stages = tuple(tuple(changed for call in calls if (changed := change(call)) is not None) for calls in batch.stages)
+    stages = tuple(
+        tuple(changed for call in calls if (changed := change(call)) is not None) for calls in batch.stages
+    )
     return replace(batch, stages=stages)
 
 
 def with_ops(batch: Batch, change: Callable[[MemoryOp], tuple[MemoryOp, ...]]) -> Batch:
     """The batch with every memory operation replaced by those that ``change`` returns."""
-    return with_calls(batch, lambda call: replace(call, ops=tuple(new for op in call.ops for new in change(op))))
+    return with_calls(
+        batch, lambda call: replace(call, ops=tuple(new for op in call.ops for new in change(op)))
+    )
 
 
 def rows_of(batch: Batch, plan: IterationPlan, request_id: str) -> range:

@@ -11,9 +11,15 @@ from parity.records import Case, Outcome
 from parity.runner import process_runner
 
 _KILLER_OF_PROBLEM = (
-    ("liveness", Killer.LIVENESS), ("legality", Killer.LEGALITY), ("conservation", Killer.CONSERVATION),
-    ("memory", Killer.MEMORY), ("not reproducible", Killer.REPRODUCIBILITY), ("ends", Killer.ENDS),
-    ("engine", Killer.ENGINE), ("internal", Killer.INTERNAL), ("session", Killer.ENDS),
+    ("liveness", Killer.LIVENESS),
+    ("legality", Killer.LEGALITY),
+    ("conservation", Killer.CONSERVATION),
+    ("memory", Killer.MEMORY),
+    ("not reproducible", Killer.REPRODUCIBILITY),
+    ("ends", Killer.ENDS),
+    ("engine", Killer.ENGINE),
+    ("internal", Killer.INTERNAL),
+    ("session", Killer.ENDS),
 )
 
 
@@ -49,5 +55,10 @@ def real_trial(case: Case, name: str = "") -> Trial:
 
 
 def _trial(case: Case, name: str, place: Place, run: Callable[[Case], Outcome]) -> Trial:
-    return Trial(name=name or f"{case.family} {case.layout.value} {place.value}", family=case.family, place=place,
-                 case=case, run=lambda: complaints_of(run(case)))
+    return Trial(
+        name=name or f"{case.family} {case.layout.value} {place.value}",
+        family=case.family,
+        place=place,
+        case=case,
+        run=lambda: complaints_of(run(case)),
+    )
