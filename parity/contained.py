@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from parity.numerics import NumericsProfile
 from parity.profiles import profile_of
-from parity.records import Case, Outcome, Verdict
-from parity.runner import check_case, outcome_from_data
+from parity.records import Case, Outcome, Verdict, outcome_from_data
+from parity.runner import check_case
 from parity.worker import DEFAULT_TIMEOUT_S, WorkerDied, shared_worker
 
 

@@ -32,7 +32,8 @@ def explain_outcome(outcome: Outcome, *, case_file: Path | None = None) -> str:
     """Everything that makes a verdict understandable, and the command that replays it."""
     case = outcome.case
     lines = [
-        f"{outcome.verdict.value}: {case.family} {case.layout.value}, model {case.model}, policy {case.policy}"
+        f"{outcome.verdict.value}: {case.family} {case.layout.value}, model {case.model}, "
+        f"policy {case.policy}"
         f"{f', split {case.split}' if case.split else ''}: "
         f"{outcome.bit_identical} of {outcome.sessions} sessions bit-identical, "
         f"{outcome.byte_identical} byte-identical"

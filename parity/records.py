@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -244,3 +244,31 @@ class Outcome:
     marks: Mapping[str, int] = field(default_factory=dict)
     noise: tuple[float, ...] = ()
     stderr: str = ""
+
+
+def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
+    """JSON-able form of an outcome without its case."""
+    data = asdict(replace(outcome, case=None))
+    data["verdict"] = outcome.verdict.value
+    return data
+
+
+def outcome_from_data(case: Case, data: dict[str, Any]) -> Outcome:
+    """What ``outcome_to_data`` wrote, its case attached again."""
+    tuples = {key: tuple(data[key]) for key in ("problems", "noise")}
+    divergences = tuple(
+        Divergence(
+            **{
+                key: tuple(map(tuple, value))
+                if key == "chunks"
+                else tuple(value)
+                if isinstance(value, list)
+                else value
+                for key, value in item.items()
+            }
+        )
+        for item in data["divergences"]
+    )
+    return Outcome(
+        **{**data, **tuples, "case": case, "divergences": divergences, "verdict": Verdict(data["verdict"])}
+    )

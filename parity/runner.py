@@ -6,33 +6,24 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from parity.checkers.ends import check_ends
-from parity.checkers.identity import Answer, Comparison, compare_run, explain_divergence
-from parity.checkers.marks import count_marks
-from parity.checkers.noise import is_noise, logit_distance
-from parity.drive import Driver, Run, session_index
+from parity.drive import Driver
 from parity.engines.llama import LlamaModel
 from parity.engines.pool import LlamaEngine, PoolContext, SamplingEngine
 from parity.engines.stages_build import StageChains
 from parity.errors import UsageError
 from parity.families import Family, load_family
+from parity.judge import Attempt, LogitsRecorder, judge
 from parity.models import ModelFile, resolve_model
 from parity.numerics import NumericsProfile
-from parity.oracle import Oracle, Question, Solo
-from parity.records import Case, Divergence, Fault, FaultKind, Outcome, Verdict
-from parity.sampling import logits_digest
+from parity.oracle import Oracle
+from parity.records import Case, Fault, FaultKind, Outcome, outcome_to_data
 from scheduler.limits import Layout, PoolLimits, Sharing
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
-from scheduler.records import FinishReason
 
 STREAM_SEQUENCES = 20
-NOISE_SAMPLES = 2000
 
 
 def pool_limits(case: Case, family: Family, profile: NumericsProfile) -> PoolLimits:
@@ -54,45 +45,6 @@ known_family = functools.cache(load_family)
 known_model = functools.cache(resolve_model)  # verified once per process
 
 
-class LogitsRecorder:
-    """Keeps a digest and the row of every sample, by position: a step that broke off samples its rows
-    again."""
-
-    def __init__(self) -> None:
-        self._rows: dict[int, dict[int, np.ndarray]] = {}
-
-    def __call__(self, request_id: str, position: int, row: np.ndarray) -> None:
-        self._rows.setdefault(session_index(request_id), {})[position] = row.copy()
-
-    def rows(self, session: int) -> list[np.ndarray]:
-        """Logits of a session's generated tokens in order: float32 [n_vocab] each."""
-        return [row for _, row in sorted(self._rows.get(session, {}).items())]
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One run of a case on a real engine, with what its sessions gave."""
-
-    run: Run
-    recorder: LogitsRecorder
-    leftovers: list[int]
-    lost: str = ""  # which stage of a chain ended, and how
-
-    @functools.cached_property
-    def answers(self) -> dict[int, Answer]:
-        return {
-            index: Answer(completion.tokens, tuple(map(logits_digest, self.recorder.rows(index))))
-            for index, completion in self.run.completions.items()
-        }
-
-    @property
-    def signature(self) -> list:
-        """What must be the same when the case runs again."""
-        return [
-            (index, answer.tokens, tuple(answer.digests)) for index, answer in sorted(self.answers.items())
-        ]
-
-
 class Runner:
     """Keeps models, contexts and oracles of one process between cases, so that a case costs only its
     steps."""
@@ -105,7 +57,6 @@ class Runner:
         self.chains = StageChains(n_threads=n_threads, in_processes=stage_processes)
 
     # -- what is kept
-    # ------------------------------------------------------------------------------------------------
 
     def model(self, file: ModelFile, profile: NumericsProfile) -> LlamaModel:
         key = (file.sha256, profile.use_extra_bufts)
@@ -164,7 +115,6 @@ class Runner:
         return self._oracles[key]
 
     # -- running
-    # -----------------------------------------------------------------------------------------------------
 
     def attempt(
         self, case: Case, engine: SamplingEngine, family: Family, profile: NumericsProfile, file: ModelFile
@@ -208,93 +158,7 @@ class Runner:
         return judge(case, first, second, oracle)
 
 
-def question(case: Case, index: int) -> Question:
-    """What the oracle is asked about session ``index``."""
-    session = case.sessions[index]
-    return Question(
-        prompt=session.prompt,
-        max_tokens=session.max_tokens,
-        sampling=session.sampling,
-        stop_token_ids=session.stop_token_ids,
-        request_id=f"s{index}",
-    )
-
-
-def judge(case: Case, first: Attempt, second: Attempt, oracle: Oracle) -> Outcome:
-    """Compare, explain, count: the outcome of a case that ran."""
-    run = first.run
-    solos: dict[int, Solo] = {index: oracle.solo(question(case, index)) for index in sorted(run.completions)}
-    expected = {index: Answer(solo.tokens, solo.digests) for index, solo in solos.items()}
-    comparisons = compare_run(run, expected, first.answers)
-    problems = [*run.problems, *check_ends(run)]
-    if first.signature != second.signature:
-        problems.append("not reproducible: the case differs from itself when it runs again")
-    if first.leftovers:
-        problems.append(f"memory: sequences {first.leftovers} still hold cells after the case")
-
-    for index, end in run.completions.items() if first.lost else ():
-        if end.reason is FinishReason.FAILED and first.lost not in end.error:
-            problems.append(
-                f"session {index} ended with {end.error!r}, which does not name the stage: {first.lost}"
-            )
-
-    def distance(session: int, step: int) -> float:
-        rows, reference = first.recorder.rows(session), oracle.logits(question(case, session))
-        return (
-            logit_distance(rows[step], reference[step])
-            if step < min(len(rows), len(reference))
-            else float("inf")
-        )
-
-    noise: tuple[float, ...] = ()
-    differing = [c for c in comparisons if c.bits_step is not None or c.bytes_step is not None]
-    if case.layout is Layout.STOCK:
-        noise, differing = _weigh_noise(case, comparisons, first, oracle, distance)
-    divergences = tuple(_explain(run, c, expected[c.session], solos[c.session], distance) for c in differing)
-    verdict = Verdict.FAIL if divergences or problems else Verdict.PASS
-    return Outcome(
-        case=case,
-        verdict=verdict,
-        sessions=len(comparisons),
-        bit_identical=sum(c.bits_step is None for c in comparisons),
-        byte_identical=sum(c.bytes_step is None for c in comparisons),
-        divergences=divergences,
-        problems=tuple(problems),
-        marks=count_marks(run),
-        noise=noise,
-    )
-
-
-def _explain(run: Run, comparison: Comparison, expected: Answer, solo: Solo, distance) -> Divergence:
-    step = min(s for s in (comparison.bits_step, comparison.bytes_step) if s is not None)
-    margin = solo.margins[step] if step < len(solo.margins) else 0.0
-    return explain_divergence(run, comparison, expected, margin=margin, distance=distance)
-
-
-def _weigh_noise(
-    case: Case, comparisons: list[Comparison], attempt: Attempt, oracle: Oracle, distance
-) -> tuple[tuple[float, ...], list[Comparison]]:
-    """Noise of every comparable step, and the sessions whose changed token that noise cannot explain."""
-    noise: list[float] = []
-    for comparison in comparisons:
-        rows = attempt.recorder.rows(comparison.session)
-        comparable = len(rows) if comparison.bytes_step is None else comparison.bytes_step
-        noise += [distance(comparison.session, step) for step in range(min(comparable, len(rows)))]
-    unexplained = []
-    for comparison in comparisons:
-        if comparison.bytes_step is None:
-            continue
-        first = min(step for step in (comparison.bits_step, comparison.bytes_step) if step is not None)
-        reference = oracle.logits(question(case, comparison.session))
-        if first >= len(reference) or not is_noise(
-            distance(comparison.session, first), reference[first], noise
-        ):
-            unexplained.append(comparison)
-    return tuple(noise[:NOISE_SAMPLES]), unexplained
-
-
 # -- in a worker process
-# ---------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -311,34 +175,6 @@ def run_case_here(arguments: dict[str, Any]) -> dict[str, Any]:
         case, profile
     )
     return outcome_to_data(outcome)
-
-
-def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
-    """JSON-able form of an outcome without its case."""
-    data = asdict(replace(outcome, case=None))
-    data["verdict"] = outcome.verdict.value
-    return data
-
-
-def outcome_from_data(case: Case, data: dict[str, Any]) -> Outcome:
-    """What ``outcome_to_data`` wrote, its case attached again."""
-    tuples = {key: tuple(data[key]) for key in ("problems", "noise")}
-    divergences = tuple(
-        Divergence(
-            **{
-                key: tuple(map(tuple, value))
-                if key == "chunks"
-                else tuple(value)
-                if isinstance(value, list)
-                else value
-                for key, value in item.items()
-            }
-        )
-        for item in data["divergences"]
-    )
-    return Outcome(
-        **{**data, **tuples, "case": case, "divergences": divergences, "verdict": Verdict(data["verdict"])}
-    )
 
 
 def check_case(case: Case) -> None:

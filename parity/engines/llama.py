@@ -254,7 +254,6 @@ class LlamaContext:
         return np.frombuffer(raw, np.float32).reshape(count, n_vocab).copy()
 
     # -- memory
-    # ------------------------------------------------------------------------------------------------------
 
     def remove(self, seq_id: int, start: int = -1, stop: int = -1) -> bool:
         """``llama_memory_seq_rm``; False means that nothing was done."""
