@@ -18,7 +18,7 @@ from parity.judge import Attempt, LogitsRecorder, judge
 from parity.models import ModelFile, resolve_model
 from parity.numerics import NumericsProfile
 from parity.oracle import Oracle
-from parity.records import Case, Fault, FaultKind, Outcome, outcome_to_data
+from parity.records import Case, Fault, FaultKind, Outcome, Verdict, outcome_to_data
 from scheduler.limits import Layout, PoolLimits, Sharing
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
