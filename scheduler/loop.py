@@ -308,7 +308,7 @@ class Scheduler:
         self._idle_steps = self._idle_steps + 1 if stuck else 0
         if self._idle_steps >= self.steps.max_idle_steps:
             table = self.table
-            head = next(iter(table.running or table.suspended or table.waiting))
+            head = next(iter(table.running or table.suspended or table.waiting or table.views))
             raise NoProgress(f"{self._idle_steps} steps without progress; at the head: {table.views[head]}")
 
     def _close(self, flight: Flight, now_ms: float) -> StepRecord:

@@ -232,7 +232,7 @@ def prefix_in_progress(family: str, **settings: Any) -> Case:
     return case_of(
         family,
         sessions,
-        **{"max_num_batched_tokens": 8, "max_num_seqs": 2, "prefix_block_tokens": 4, **settings},
+        **{"max_num_batched_tokens": 8, "prefix_block_tokens": 4, "pool_cells": 54, **settings},
     )
 
 
@@ -278,6 +278,24 @@ def state_of_a_runner(family: str, **settings: Any) -> Case:
         Session(prompt=donor[:16] + tokens_of(131, 7), max_tokens=6, arrival_step=5),
     )
     return case_of(family, sessions, **{"prefix_block_tokens": 16, "max_num_batched_tokens": 16, **settings})
+
+
+def preempted_by_rows(family: str, **settings: Any) -> Case:
+    """As ``preempted``, with chunks of one token, so that a rebuild's last row is a chunk of its own."""
+    faults = (Fault(kind=FaultKind.PREEMPT, step=12, session=1),)
+    return preempted(family, **{"max_chunk_tokens": 1, "faults": faults, **settings})
+
+
+def crowded(family: str, **settings: Any) -> Case:
+    """A session's next cells are all below its last one although there are enough: it has to be rebuilt lower."""
+    sessions = (session(140, 16, 3), session(141, 8, 24), session(142, 14, 12, arrival_step=6))
+    return case_of(family, sessions, **{"pool_cells": 48, "prefix_cache": False, **settings})
+
+
+def stopped(family: str, **settings: Any) -> Case:
+    """A stop token comes as third output, which no scheduler may know beforehand."""
+    sessions = (session(143, 6, 9, stop_token_ids=(2,), hidden_output_tokens=3), session(144, 9, 6))
+    return case_of(family, sessions, **{"prefix_cache": False, **settings})
 
 
 STREAMS = {"layout": Layout.STREAMS, "pool_cells": 120}

@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant(
         name="prefix_shared_before_it_is_computed",
         part="prefix",
-        killers=(Killer.ENGINE, *DIFFERS),
+        killers=(Killer.ENGINE, Killer.INTERNAL, *DIFFERS),
         plant=method_plant(Memory, "keep_prefix", _whole_prompt_published),
         fault="A prompt is shareable as a whole as soon as its first chunk is computed.",
         trials=everywhere(cases.prefix_in_progress, cases.ATTENTION),
@@ -202,7 +202,7 @@ MUTANTS = (
         killers=(Killer.LIVENESS, Killer.LEGALITY, Killer.ENGINE, Killer.INTERNAL),
         plant=method_plant(Memory, "cached_tokens", _hit_remembered),
         fault="The number of cached tokens is looked up while a session waits and used when it runs.",
-        trials=tuple(exact_trial(cases.prefix_in_progress(family)) for family in cases.FAMILIES),
+        trials=tuple(exact_trial(cases.prefix_in_progress(family)) for family in cases.ATTENTION),
     ),
     Mutant(
         name="entry_in_use_evicted",
