@@ -5,11 +5,16 @@ Marks that every suite must hit are the manifest's; a suite that exercised nothi
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from parity.contained import run_case
+from parity.explain import explain_outcome
 from parity.families import load_family
 from parity.plugin import family_params
 from parity.records import Verdict
+from parity.strategies import landmark
 from parity.suite import run_suite
 from scheduler.limits import Layout
 
@@ -35,6 +40,17 @@ def test_stock_layout_differs_only_by_noise(family: str, tmp_path) -> None:
         "stock placement is not expected to be exact: does anything compare?"
     )
     assert result.noise
+
+
+@pytest.mark.parametrize("family", family_params())
+def test_thread_count_of_the_concurrent_run_does_not_change_bits(family: str) -> None:
+    """Two threads in the shared pool against one thread alone, and f32 against f32 KV."""
+    for kv_type in ("f16", "f32"):
+        outcome = run_case(replace(landmark(family, Layout.UNIFIED), kv_type=kv_type), n_threads=2)
+
+        assert outcome.verdict is Verdict.PASS, explain_outcome(outcome)
+        assert outcome.bit_identical == outcome.sessions == 9
+        assert outcome.marks["mixed_step"] and outcome.marks["shared"] and outcome.marks["preempted"]
 
 
 @pytest.mark.quantised
