@@ -1,7 +1,7 @@
 """The seams of a policy (ordering, admission, batching, preemption, overload) and the default behind each: FCFS.
 
-A policy is pure: it reads a ``SchedulerState`` and returns a plan. What it must remember between decisions is a value that
-the loop keeps for it (``start``, ``observe``) and hands back as ``state.policy_memory``.
+A policy is pure: it reads a ``SchedulerState`` and returns a plan. What it must remember between decisions is a value
+that the loop keeps for it (``start``, ``observe``, ``planned``) and hands back as ``state.policy_memory``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from typing import Any, ClassVar
 
 from scheduler.legality import interval_limit
 from scheduler.policies.contract import Contract
+from scheduler.policies.overload import QUEUE, Overload
+from scheduler.policies.reservation import MAXIMUM, Reservation
 from scheduler.records import (
-    BudgetLedger, IntentKind, IterationPlan, Phase, PlannedChunk, PolicyIdentity, QueueIntent, Request, SchedulerState,
-    SessionState, SessionView,
+    BudgetLedger, IntentKind, IterationPlan, Phase, PlannedChunk, PolicyIdentity, QueueIntent, Request,
+    SchedulerState, SessionState, SessionView,
 )
 
 _RANK = {Phase.DECODE: 0, Phase.REBUILD: 1, Phase.PREFILL: 1}
@@ -28,10 +30,13 @@ class Policy:
     identity: ClassVar[PolicyIdentity] = PolicyIdentity("fcfs")
     contract: ClassVar[Contract]
 
-    # -- memory of the policy ----------------------------------------------------------------------------------------
+    def __init__(self, *, reservation: Reservation = MAXIMUM, overload: Overload = QUEUE) -> None:
+        self.reservation, self.overload = reservation, overload
+
+    # -- memory of the policy --------------------------------------------------------------------------------
 
     def start(self) -> Any:
-        """The policy's memory before the first decision."""
+        """The policy's memory before the first decision: an immutable value."""
         return None
 
     def observe(self, memory: Any, event: str, view: SessionView, now_ms: float, amount: int = 0) -> Any:
@@ -42,15 +47,23 @@ class Policy:
         """
         return memory
 
+    def planned(self, state: SchedulerState, plan: IterationPlan) -> Any:
+        """The policy's memory after its plan was accepted. A plan is an intent: no service is charged here."""
+        return state.policy_memory
+
+    def published_service(self, memory: Any) -> dict[str, int] | None:
+        """Service by client that the policy claims was completed, or None if it claims nothing."""
+        return None
+
     # -- overload ----------------------------------------------------------------------------------------------------
 
     def refuse(self, state: SchedulerState, request: Request) -> str | None:
-        """Why a request is turned away at the door, or None. The loop itself bounds the queue and refuses misfits."""
-        return None
+        """Why a request is turned away at the door, or None. The loop bounds the queue and refuses misfits."""
+        return self.overload.refuse(state, request)
 
     def rejects(self, state: SchedulerState, view: SessionView) -> str | None:
         """Why a waiting session is given up, or None."""
-        return None
+        return self.overload.rejects(state, view)
 
     # -- ordering ----------------------------------------------------------------------------------------------------
 
@@ -68,11 +81,21 @@ class Policy:
 
     def future_rows(self, state: SchedulerState, view: SessionView) -> int:
         """Rows that the policy keeps free for a session beyond those it has now; the default is its whole need."""
-        return view.future_rows
+        if self.reservation is MAXIMUM:
+            return view.future_rows
+        return self.reservation.future_rows(view)
+
+    def reserved_rows(self, state: SchedulerState, plan: PlanBuilder) -> int:
+        """Available rows that an entering session may not take; asked once a plan, when somebody wants to enter."""
+        rows = sum(self.future_rows(state, state.views[request_id]) for request_id in state.running)
+        return rows + (self.reservation.watermark_rows if state.running else 0)
 
     def keeps_scanning(self, state: SchedulerState, view: SessionView) -> bool:
-        """Whether the scan goes on past a session that does not fit; the default stops, so nobody is overtaken."""
-        return False
+        """Whether the scan goes on past a session that does not fit; the default stops: nobody is overtaken.
+
+        One that is not ready waits for a foreign owner, not for room, so it blocks nobody.
+        """
+        return not view.ready
 
     # -- batching ----------------------------------------------------------------------------------------------------
 
@@ -88,16 +111,25 @@ class Policy:
                           for view in map(views.__getitem__, state.running)))
         for key, _, view in running:
             plan.add(view, key=key)
-        for view in sorted(map(views.__getitem__, state.suspended), key=lambda v: self.order_key(state, v)):
-            if not plan.enter(view) and not self.keeps_scanning(state, view):
-                return plan.build()
-        for view in self.waiting_order(state):
-            reason = self.rejects(state, view)
+        self.fill(plan, sorted(map(views.__getitem__, state.suspended), key=lambda v: self.order_key(state, v)))
+        if not plan.closed:
+            self.fill(plan, self.waiting_order(state))
+        return plan.build()
+
+    def fill(self, plan: PlanBuilder, views: Iterable[SessionView]) -> None:
+        """Consider sessions in the given order: running ones get a chunk, others enter until the scan is closed."""
+        state = plan.state
+        for view in views:
+            if view.state is SessionState.RUNNING:
+                plan.add(view)
+                continue
+            if plan.closed:
+                continue
+            reason = self.rejects(state, view) if view.state is SessionState.WAITING else None
             if reason is not None:
                 plan.reject(view, reason)
             elif not plan.enter(view) and not self.keeps_scanning(state, view):
-                break
-        return plan.build()
+                plan.closed = True
 
     # -- preemption --------------------------------------------------------------------------------------------------
 
@@ -109,6 +141,10 @@ class Policy:
         newest = max((state.views[request_id] for request_id in state.running), key=lambda view: view.index)
         return newest.request_id if newest.index > requester.index else None
 
+    def unwind(self, plan: IterationPlan, blocked: int, victim: str | None) -> list[str]:
+        """Who leaves the plan when the rows of chunk ``blocked`` cannot be had and ``victim`` was suspended for it."""
+        return [plan.chunks[blocked].request_id if victim is None else victim]
+
 
 class PlanBuilder:
     """Composes one plan under the budgets; every limit that holds for all policies is applied here, once."""
@@ -119,7 +155,8 @@ class PlanBuilder:
         self.seqs_left = state.max_num_seqs
         self.sequences_left: int | None = None  # asked only when somebody wants to enter
         self.rows_left = 0
-        self._entered = 0
+        self.closed = False  # nobody enters any more
+        self.entered: list[SessionView] = []
         self._chunks: list[tuple[tuple, PlannedChunk]] = []
         self._intents: list[QueueIntent] = []
 
@@ -137,12 +174,11 @@ class PlanBuilder:
         state, memory = self.state, self.state.memory
         if self.tokens_left < 1 or self.seqs_left < 1 or not view.ready:
             return False
-        if len(state.running) + self._entered >= state.max_num_seqs:
+        if len(state.running) + len(self.entered) >= state.max_num_seqs:
             return False
         if self.sequences_left is None:
             self.sequences_left = memory.available_sequences()
-            self.rows_left = memory.available_rows() - sum(
-                self.policy.future_rows(state, state.views[request_id]) for request_id in state.running)
+            self.rows_left = memory.available_rows() - self.policy.reserved_rows(state, self)
         cached = memory.cached_tokens(view)
         need = (self.policy.future_rows(state, view) if future_rows is None else future_rows) - cached
         pinned = memory.pinned_rows(view) if cached else 0
@@ -152,7 +188,7 @@ class PlanBuilder:
             return False
         self.sequences_left -= 1
         self.rows_left -= need + pinned
-        self._entered += 1
+        self.entered.append(view)
         kind = IntentKind.RESUME if view.state is SessionState.SUSPENDED else IntentKind.ADMIT
         self._intents.append(QueueIntent(kind, view.request_id, view.request.generation))
         return True
@@ -160,6 +196,14 @@ class PlanBuilder:
     def reject(self, view: SessionView, reason: str) -> None:
         """Give up a waiting session for good, with a reason for its caller."""
         self._intents.append(QueueIntent(IntentKind.REJECT, view.request_id, view.request.generation, reason))
+
+    def preempt(self, view: SessionView, reason: str) -> None:
+        """Suspend a running session that has no chunk in this plan; its rows are free from the next step on."""
+        self._intents.append(QueueIntent(IntentKind.PREEMPT, view.request_id, view.request.generation, reason))
+
+    def defer(self, view: SessionView, reason: str) -> None:
+        """Record that a session was considered and passed over."""
+        self._intents.append(QueueIntent(IntentKind.DEFER, view.request_id, view.request.generation, reason))
 
     def _grant(self, view: SessionView, start: int, limit: int | None, key: tuple | None) -> int:
         if self.seqs_left < 1 or self.tokens_left < 1:

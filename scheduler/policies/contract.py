@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """The declaration of one policy; every field is a sentence or a list of them, shown by ``parity policies``."""
+    """The declaration of one policy; every field is a sentence or a list of them, shown by ``parity policies``.
+
+    ``progress`` says what cannot be starved, or who can be and when: starvation by design is a documented property.
+    """
 
     scheduling_unit: str
     protected_identity: str
@@ -20,4 +23,18 @@ class Contract:
     assumptions: tuple[str, ...]
     foreign_owners: tuple[str, ...]
     not_reproduced: tuple[str, ...]
+    progress: str
     source: str
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not value and item.name != "not_reproduced":
+                raise ValueError(f"contract without {item.name}")
+
+
+# Who owns what every policy uses and none of them does.
+CELLS = "cells, ids and eviction: the memory"
+TOKENS = "tokens and time of a step: the engine"
+READINESS = "readiness: whoever calls set_ready"
+HIDDEN_LENGTH = "the realised output length"

@@ -1,0 +1,49 @@
+"""The cost model behind slack and feasibility: a declared lower bound, not a calibrated latency predictor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scheduler.records import SessionView
+
+
+@dataclass(frozen=True, slots=True)
+class ExclusiveCost:
+    """``exclusive_endpoint_lower_bound``: the session has the engine to itself and each step takes ``tick_ms``.
+
+    A first token needs one step per started ``tokens_per_tick`` uncomputed prompt rows, a next token one step.
+    Negative slack under it means that the deadline cannot be met; positive slack promises nothing.
+    """
+
+    tick_ms: float = 10.0
+    tokens_per_tick: int = 2048
+
+    def __post_init__(self) -> None:
+        if not self.tick_ms > 0 or self.tokens_per_tick < 1:
+            raise ValueError(f"cost model out of range: {self}")
+
+    def emission_ms(self, view: SessionView, now_ms: float, cached: int = 0) -> float:
+        """Predicted time of the session's next emission when it starts now with ``cached`` rows already there."""
+        rows = max(view.committed, view.num_prompt_tokens, 1) - max(view.computed, cached)
+        if view.emitted:  # rows to rebuild come on top of the one that emits
+            rows = view.committed - max(view.computed, cached)
+            return now_ms + self.tick_ms * (-(-rows // self.tokens_per_tick) + 1)
+        return now_ms + self.tick_ms * -(-rows // self.tokens_per_tick)
+
+
+def deadline_ms(view: SessionView) -> float:
+    """First token: arrival + TTFT. Next token: previous emission + TBT. Infinite without an objective.
+
+    Nothing restarts either clock: not admission, not a retry, not a resume.
+    """
+    request = view.request
+    if view.emitted == 0:
+        limit = request.slo.ttft_ms
+        return float("inf") if limit is None else request.arrival_ms + limit
+    limit = request.slo.tbt_ms
+    return float("inf") if limit is None else view.last_emitted_ms + limit
+
+
+def slack_ms(view: SessionView, now_ms: float, cost: ExclusiveCost, cached: int = 0) -> float:
+    """Predicted slack: deadline minus predicted emission. Headroom is ``deadline - now`` and is another thing."""
+    return deadline_ms(view) - cost.emission_ms(view, now_ms, cached)

@@ -1,0 +1,74 @@
+"""``orca``: iteration-level first come, first served with whole reservations (ORCA, OSDI 2022, Algorithm 1)."""
+
+from __future__ import annotations
+
+from scheduler.policies.base import PlanBuilder, Policy
+from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.records import Phase, PolicyIdentity, SchedulerState, SessionState, SessionView
+
+
+class Orca(Policy):
+    """``Select``: sessions by arrival; a first selection reserves the declared total; stop at the first misfit.
+
+    ``n_rsrv`` is the sum of the reservations of sessions that were selected before and have not ended; ``slots``
+    (default: as many rows as the pool has) bounds it. A prompt runs in one iteration unless it exceeds the token
+    budget or the memory asks for a stop within it.
+    """
+
+    identity = PolicyIdentity("orca")
+    contract = Contract(
+        scheduling_unit="one model iteration of each selected request",
+        protected_identity="request, in order of arrival",
+        visible_state=("arrival", "phase", "declared maximum", "reserved slots"),
+        decision="the batch of the next iteration: at most max_num_seqs requests",
+        unknown_future=HIDDEN_LENGTH + ": max_tokens is reserved at first selection and kept to the end",
+        objective="no deadlock for lack of K/V slots, no older request overtaken",
+        metric="reserved slots",
+        denominator="slots of the pool",
+        assumptions=("prompt + max_tokens bounds the rows of a request", "nothing is preempted by this policy"),
+        foreign_owners=(CELLS, TOKENS),
+        not_reproduced=("pipelining of n_workers batches", "selective batching: the engine's", "prefix sharing lowers "
+                        "no reservation", "prompts longer than the token budget, which are cut"),
+        progress="everybody: the oldest misfit stops the scan until it fits",
+        source="ORCA, Algorithm 1; M5.2 0x03",
+    )
+
+    def __init__(self, *, slots: int | None = None, **seams) -> None:
+        super().__init__(**seams)
+        self.slots = slots
+
+    def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
+        return (view.request.arrival_ms, view.index)
+
+    def future_rows(self, state: SchedulerState, view: SessionView) -> int:
+        return view.future_rows
+
+    def plan_iteration(self, state: SchedulerState):
+        plan = PlanBuilder(state, self)
+        reserved = sum(state.views[request_id].request.num_rows for request_id in state.running)
+        eligible = sorted((view for view in state.views.values() if view.ready),
+                          key=lambda view: self.order_key(state, view))
+        for view in eligible:
+            if view.state is SessionState.RUNNING:
+                if not self._whole(state, view, view.computed, plan) or not plan.add(view):
+                    break
+                continue
+            reason = self.rejects(state, view) if view.state is SessionState.WAITING else None
+            if reason is not None:
+                plan.reject(view, reason)
+                continue
+            rows = view.request.num_rows
+            if self.slots is not None and reserved and reserved + rows > self.slots:
+                break
+            if not self._whole(state, view, state.memory.cached_tokens(view), plan) or not plan.enter(view):
+                break
+            reserved += rows
+        return plan.build()
+
+    def _whole(self, state: SchedulerState, view: SessionView, start: int, plan: PlanBuilder) -> bool:
+        """Whether the rows up to the phase's end can go in this plan, or could never go in one plan."""
+        if view.state is SessionState.RUNNING and view.phase is Phase.DECODE:
+            return True
+        rows = max(view.committed, view.num_prompt_tokens if view.emitted == 0 else 0) - start
+        most = min(state.max_num_batched_tokens, state.max_chunk_tokens)
+        return rows > most or rows <= plan.tokens_left

@@ -1,0 +1,50 @@
+"""``static_priority``: phase, then priority, then arrival; the order of the mixed step, and aging's counterexample."""
+
+from __future__ import annotations
+
+from scheduler.policies.base import PlanBuilder, Policy
+from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, READINESS, TOKENS, Contract
+from scheduler.records import Phase, PolicyIdentity, SchedulerState, SessionState, SessionView
+
+
+class StaticPriority(Policy):
+    """Ready decodes before ready prefills, then ``(priority, arrival, request id, generation)``; low numbers first."""
+
+    identity = PolicyIdentity("static_priority")
+    contract = Contract(
+        scheduling_unit="one step: a chunk per session under a token and a sequence budget",
+        protected_identity="priority class",
+        visible_state=("phase", "declared priority", "arrival", "readiness"),
+        decision="who runs which interval, in key order",
+        unknown_future=HIDDEN_LENGTH + ": the declared maximum is reserved",
+        objective="a favoured session is never behind a less favoured one of its phase",
+        metric="order of the plan's chunks",
+        denominator="chunks of the plan",
+        assumptions=("lower numbers are favoured",),
+        foreign_owners=(CELLS, TOKENS, READINESS),
+        not_reproduced=(),
+        progress="a low priority starves for as long as a higher one arrives every step: see aging",
+        source="M5.2 0x01A, mixed iteration, and 0x09A, static priority",
+    )
+
+    def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
+        request = view.request
+        decodes = view.state is SessionState.RUNNING and view.phase is Phase.DECODE
+        return (0 if decodes else 1, self.priority(state, view), request.arrival_ms, request.request_id,
+                request.generation)
+
+    def priority(self, state: SchedulerState, view: SessionView) -> int:
+        """The priority that counts now; lower numbers first."""
+        return view.request.priority
+
+    def plan_iteration(self, state: SchedulerState):
+        plan = PlanBuilder(state, self)
+        self.fill(plan, sorted(state.views.values(), key=lambda view: self.order_key(state, view)))
+        return plan.build()
+
+    def choose_victim(self, state: SchedulerState, requester: SessionView) -> str | None:
+        def rank(view: SessionView) -> tuple:
+            return (self.priority(state, view), view.request.arrival_ms, view.index)
+
+        last = max((state.views[request_id] for request_id in state.running), key=rank)
+        return last.request_id if rank(last) > rank(requester) else None

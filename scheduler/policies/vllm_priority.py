@@ -1,0 +1,28 @@
+"""``vllm_priority``: ``vllm_fcfs`` with a waiting queue ordered by priority and the least favoured as victim."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scheduler.policies.vllm_fcfs import VllmFcfs
+from scheduler.records import PolicyIdentity, SchedulerState, SessionView
+
+
+class VllmPriority(VllmFcfs):
+    """Lower numbers are favoured. The victim is ``max(running, key=(priority, arrival))``: maybe the requester."""
+
+    identity = PolicyIdentity("vllm_priority")
+    contract = replace(
+        VllmFcfs.contract,
+        protected_identity="priority class, within it order of arrival",
+        decision="rows of each running request, then of waiting ones by priority; whom to preempt",
+        progress="a low priority starves while higher ones keep arriving; the most favoured session is preempted by "
+                 "nobody",
+    )
+
+    def queue_key(self, state: SchedulerState, view: SessionView) -> tuple:
+        return (view.request.priority, view.request.arrival_ms, view.index)
+
+    def choose_victim(self, state: SchedulerState, requester: SessionView) -> str | None:
+        views = (state.views[request_id] for request_id in state.running)
+        return max(views, key=lambda v: (v.request.priority, v.request.arrival_ms, v.index)).request_id
