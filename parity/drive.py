@@ -12,6 +12,7 @@ from scheduler.loop import Flight, NoProgress, Scheduler
 from scheduler.records import Completion, IllegalTransition, IterationResult, Refusal
 from scheduler.telemetry import StepRecord
 
+MAX_FAILED_STEPS = 100  # an engine that fails, is rebuilt and fails again would go on for ever
 MAX_STEPS_PER_TOKEN = 200  # a case that needs more steps than this per token of work is stuck
 
 
@@ -87,6 +88,10 @@ class Driver:
                 self._one_step()
                 self._collect()
                 self._step += 1
+                if len(self.run.failures) > MAX_FAILED_STEPS:
+                    self.run.problems.append(f"engine: gave up after {len(self.run.failures)} failed steps; "
+                                             f"the last one: {self.run.failures[-1]}")
+                    break
                 if self._step > bound:
                     self.run.problems.append(f"liveness: not idle after {bound} steps")
                     break

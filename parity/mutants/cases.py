@@ -287,15 +287,40 @@ def preempted_by_rows(family: str, **settings: Any) -> Case:
 
 
 def crowded(family: str, **settings: Any) -> Case:
-    """A session's next cells are all below its last one although there are enough: it has to be rebuilt lower."""
-    sessions = (session(140, 16, 3), session(141, 8, 24), session(142, 14, 12, arrival_step=6))
-    return case_of(family, sessions, **{"pool_cells": 48, "prefix_cache": False, **settings})
+    """A policy that admits without counting the rows to come: running sessions fill the pool and one must give way."""
+    sessions = tuple(session(140 + i, 8, 20) for i in range(3))
+    return case_of(
+        family, sessions, **{"pool_cells": 48, "policy": "vllm_fcfs", "prefix_cache": False, **settings}
+    )
 
 
 def stopped(family: str, **settings: Any) -> Case:
     """A stop token comes as third output, which no scheduler may know beforehand."""
     sessions = (session(143, 6, 9, stop_token_ids=(2,), hidden_output_tokens=3), session(144, 9, 6))
     return case_of(family, sessions, **{"prefix_cache": False, **settings})
+
+
+def one_row_tenants(family: str, **settings: Any) -> Case:
+    """Ids used again by sessions whose first chunk is one token long."""
+    tenants = (session(145 + i, 1 + i % 3, 3, arrival_step=3 * i) for i in range(12))
+    sessions = (session(149, 4, 60), *tenants)
+    return case_of(family, sessions, **{"num_sequences": 5, "max_chunk_tokens": 1, "prefix_cache": False, **settings})
+
+
+def past_the_window(family: str, **settings: Any) -> Case:
+    """Four interleaved sessions, each past twice the window, in one pool."""
+    sessions = tuple(session(150 + i, 30 + 3 * i, 24) for i in range(4))
+    return case_of(family, sessions, **{"max_num_batched_tokens": 40, "prefix_cache": False, **settings})
+
+
+def long_followers(family: str, **settings: Any) -> Case:
+    """Followers of a prefix longer than the window, whose donor ends and whose cells are used again."""
+    donor = tokens_of(155, 40)
+    sessions = (Session(prompt=donor, max_tokens=3),
+                Session(prompt=donor[:36] + tokens_of(156, 8), max_tokens=30, arrival_step=4),
+                Session(prompt=donor[:30] + tokens_of(157, 5), max_tokens=30, arrival_step=4),
+                session(158, 50, 10, arrival_step=8), session(159, 40, 10, arrival_step=10))
+    return case_of(family, sessions, **{"prefix_block_tokens": 4, **settings})
 
 
 STREAMS = {"layout": Layout.STREAMS, "pool_cells": 120}
