@@ -1,0 +1,214 @@
+"""The one thread that owns scheduler and engine. Callers hand it commands over a queue and get events back.
+
+There is no lock around the engine: nobody else ever touches it.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+import numpy as np
+
+from parity.serve.served_model import ServedModel
+from scheduler.engine import EngineFailure
+from scheduler.loop import Flight
+from scheduler.records import FinishReason, IterationResult, Refusal, Request
+from scheduler.telemetry import StepRecord, Totals
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities at one generated position: the token's own, and the ``top`` as (token, logprob)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened to one session: a token, an end, or a refusal. ``at_s`` is the engine thread's monotonic time."""
+
+    request_id: str
+    at_s: float
+    token: int | None = None
+    logprobs: TokenLogprobs | None = None
+    reason: FinishReason | None = None
+    error: str = ""
+    refusal: Refusal | None = None
+
+    @property
+    def is_last(self) -> bool:
+        return self.reason is not None or self.refusal is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Serve a request; ``logprobs`` None wants none, else the number of alternatives per token."""
+
+    request: Request
+    logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End a session whose caller has gone or has enough."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Finish what is live, then end the thread; with ``now``, cancel it first."""
+
+    now: bool = False
+
+
+Command = Submit | Cancel | Stop
+Sink = Callable[[Sequence[Event]], None]
+Watch = Callable[[StepRecord, Totals], None]
+
+
+class EngineThread:
+    """Starts at ``start``; ends after ``Stop`` or when the engine is beyond help (``failure`` says why).
+
+    ``sink`` and ``watch`` are called on this thread, at most once a step.
+    """
+
+    def __init__(self, served: ServedModel, sink: Sink) -> None:
+        self.served, self._sink = served, sink
+        self.watch: Watch = lambda record, totals: None
+        self.failure: str | None = None
+        self.totals = Totals()
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._live: dict[str, int | None] = {}
+        self._rows: dict[str, np.ndarray] = {}  # logits of sessions that want logprobs, of the step in flight
+        self._events: list[Event] = []
+        self._stopping = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        """Hand over a command; never blocks. Legal from any thread."""
+        self._inbox.put(command)
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the thread; False if it is still running."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    # -- on the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._scheduler = self.served.make_scheduler(observer=self._observe)
+            while self._take_commands():
+                self._step()
+        except Exception as error:  # the boundary of the thread: whatever it was, every caller must hear of it
+            self.failure = f"{type(error).__name__}: {error}"
+            now_s = monotonic()
+            self._events += [Event(request_id, now_s, reason=FinishReason.FAILED, error=self.failure)
+                             for request_id in self._live]
+            self._live.clear()
+        finally:
+            self._publish()
+
+    def _take_commands(self) -> bool:
+        """Carry out what is in the inbox, waiting for something when idle; False when it is time to end."""
+        while True:
+            idle = self._scheduler.is_idle
+            if idle and self._stopping:
+                return False
+            if idle:
+                self._publish()
+            try:
+                command = self._inbox.get(block=idle)
+            except queue.Empty:
+                return True
+            self._obey(command)
+
+    def _obey(self, command: Command) -> None:
+        now_s = monotonic()
+        if isinstance(command, Submit):
+            request = command.request
+            refusal = self._scheduler.submit(request, now_s * 1e3)
+            if refusal is not None:
+                self._events.append(Event(request.request_id, now_s, refusal=refusal))
+                return
+            self._live[request.request_id] = command.logprobs
+        elif isinstance(command, Cancel):
+            self._scheduler.cancel(command.request_id, now_s * 1e3)
+            self._collect(now_s)
+        else:
+            self._stopping = True
+            for request_id in list(self._live) if command.now else ():
+                self._scheduler.cancel(request_id, now_s * 1e3)
+            self._collect(now_s)
+
+    def _step(self) -> None:
+        scheduler, engine = self._scheduler, self.served.engine
+        begin_s = monotonic()
+        wants = any(count is not None for count in self._live.values())
+        engine.observe_logits = self._note_row if wants else None
+        self._rows.clear()
+        flight = scheduler.begin(begin_s * 1e3)
+        launch_s = monotonic()
+        try:
+            result = engine.execute(flight.plan, flight.batch, begin_s * 1e3) if flight.plan.chunks else None
+        except EngineFailure as failure:
+            record = scheduler.fail(failure, monotonic() * 1e3)
+        else:
+            landed_s = monotonic()
+            record = scheduler.finish(result, landed_s * 1e3)
+            record.engine_ms = (landed_s - launch_s) * 1e3
+        now_s = monotonic()
+        record.step_ms = (now_s - begin_s) * 1e3
+        self.totals.add(record)
+        self._collect(now_s)
+        self._publish()
+        self.watch(record, self.totals)
+
+    def _observe(self, flight: Flight, result: IterationResult | None) -> None:
+        """Tokens of a step, as the scheduler applied them: a session that was cancelled in flight has none."""
+        now_s = monotonic()
+        for item in result.chunks if result is not None else ():
+            if item.token is not None and flight.late.get(item.request_id) != "cancel":
+                row = self._rows.get(item.request_id)
+                count = self._live.get(item.request_id)
+                logprobs = None if row is None or count is None else token_logprobs(row, item.token, count)
+                self._events.append(Event(item.request_id, now_s, token=item.token, logprobs=logprobs))
+
+    def _note_row(self, request_id: str, position: int, row: np.ndarray) -> None:
+        if self._live.get(request_id) is not None:
+            self._rows[request_id] = row
+
+    def _collect(self, now_s: float) -> None:
+        for completion in self._scheduler.take_completions():
+            self._live.pop(completion.request_id, None)
+            self._events.append(Event(completion.request_id, now_s, reason=completion.reason, error=completion.error))
+
+    def _publish(self) -> None:
+        if self._events:
+            events, self._events = self._events, []
+            self._sink(events)
+
+
+def token_logprobs(row: np.ndarray, token: int, count: int) -> TokenLogprobs:
+    """Of one row of logits (float32 [n_vocab]) the token's log probability and the ``count`` likeliest, best first.
+
+    Computed in float64 from the row alone, so that equal logits give equal numbers. Ties go to the lower token id.
+    """
+    wide = row.astype(np.float64)
+    wide -= wide.max()
+    wide -= np.log(np.exp(wide).sum())
+    best = np.argsort(-wide, kind="stable")[:count] if count else ()
+    return TokenLogprobs(float(wide[token]), tuple((int(i), float(wide[i])) for i in best))

@@ -1,0 +1,76 @@
+"""Prompts and chats as token ids: a GGUF's own chat template in a sandbox, or a plain one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jinja2
+import jinja2.sandbox
+
+from parity.serve.requests import BadRequest, is_token
+from parity.serve.served_model import ServedModel
+
+# Used when a model has no template: each message is a line that names its speaker, and the answer is the next line.
+PLAIN_TEMPLATE = """\
+{%- for message in messages -%}
+{{ message.role }}: {{ message.content }}
+{% endfor -%}
+assistant:"""
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+class Prompts:
+    """Tokenises for one model. Raises ``BadRequest`` for what cannot be a prompt."""
+
+    def __init__(self, served: ServedModel) -> None:
+        self._model = model = served.model
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = _raise
+        self.has_own_template = served.chat_template is not None
+        self._template = environment.from_string(served.chat_template or PLAIN_TEMPLATE)
+        self._special = {"bos_token": model.special_text(model.bos_token),
+                         "eos_token": model.special_text(model.eos_token)}
+
+    def completion(self, data: dict[str, Any]) -> list[int]:
+        """``prompt`` as a text, a list of token ids, or a list that holds exactly one of these."""
+        prompt = data.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return self._model.tokenize(prompt)
+        if isinstance(prompt, list) and all(is_token(item) for item in prompt):
+            return prompt
+        raise BadRequest("prompt is neither a text nor a list of token ids; several prompts need several requests",
+                         parameter="prompt")
+
+    def chat(self, data: dict[str, Any]) -> list[int]:
+        """``messages`` through the chat template; text parts of a message are joined."""
+        messages = data.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise BadRequest("messages is not a non-empty list", parameter="messages")
+        try:
+            text = self._template.render(messages=[_message(item) for item in messages], add_generation_prompt=True,
+                                         **self._special)
+        except jinja2.TemplateError as error:
+            raise BadRequest(f"the chat template refuses the messages: {error}", parameter="messages") from error
+        bos = self._special["bos_token"]
+        return self._model.tokenize(text, add_special=not (bos and text.startswith(bos)))
+
+
+def _message(item: Any) -> dict[str, str]:
+    if not isinstance(item, dict) or item.get("role") not in ROLES:
+        raise BadRequest(f"a message needs a role, one of {', '.join(ROLES)}", parameter="messages")
+    content = item.get("content")
+    if isinstance(content, list):
+        parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+                 for part in content]
+        if not all(isinstance(part, str) for part in parts):
+            raise BadRequest("only text parts are supported in a message", parameter="messages")
+        content = "".join(parts)
+    if not isinstance(content, str):
+        raise BadRequest("a message's content is neither a text nor a list of text parts", parameter="messages")
+    return {"role": item["role"], "content": content}
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)

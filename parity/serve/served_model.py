@@ -1,0 +1,159 @@
+"""One model, its engine and its limits, ready to be scheduled: what the server and the bench both start from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from parity.engines.llama import LlamaModel
+from parity.engines.pool import LlamaEngine, PoolContext
+from parity.errors import UsageError
+from parity.families import Family, load_family
+from parity.models import ModelFile, resolve_model
+from parity.models.facts import ModelFacts, derive_facts
+from parity.models.header import read_header
+from parity.numerics import NumericsProfile
+from parity.profiles import profile_of
+from scheduler.limits import LLAMA_MAX_SEQ, Layout, PoolLimits, Sharing, StepLimits
+from scheduler.loop import Scheduler
+from scheduler.policies import make_policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """What an engine is opened with. ``pool_cells`` counts KV cells over all sessions (in ``streams``: per session).
+
+    ``flash_attention`` None takes what the layout's numerics use; anything else is for measurements and may not be exact.
+    """
+
+    model: str
+    layout: Layout = Layout.UNIFIED
+    pool_cells: int = 8192
+    max_num_seqs: int = 32
+    max_num_batched_tokens: int = 2048
+    max_chunk_tokens: int = 2048
+    max_waiting: int = 256
+    prefix_cache: bool = True
+    prefix_block_tokens: int = 16
+    policy: str = "fcfs"
+    policy_options: tuple[tuple[str, Any], ...] = ()
+    kv_type: str = "f16"
+    n_threads: int = 2
+    flash_attention: bool | None = None
+
+    def step_limits(self) -> StepLimits:
+        """Limits of a step. Raises ``UsageError``."""
+        try:
+            return StepLimits(max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs,
+                              max_chunk_tokens=self.max_chunk_tokens, prefix_cache=self.prefix_cache,
+                              prefix_block_tokens=self.prefix_block_tokens,
+                              max_waiting=self.max_num_seqs + self.max_waiting)
+        except ValueError as error:
+            raise UsageError("limits are out of range", why=str(error)) from error
+
+
+class ServedModel:
+    """A loaded model with an engine that is configured and idle. Close it when done."""
+
+    def __init__(self, settings: EngineSettings, file: ModelFile, family: Family, profile: NumericsProfile) -> None:
+        header = read_header(file.path)
+        self.settings, self.file, self.family, self.profile = settings, file, family, profile
+        self.facts: ModelFacts = derive_facts(header)
+        self.chat_template: str | None = header.get("tokenizer.chat_template")
+        self.model = LlamaModel(file.path, use_extra_bufts=profile.use_extra_bufts)
+        self.steps = settings.step_limits()
+        streams = settings.layout is Layout.STREAMS
+        shadow = family.needs_shadow and not streams
+        num_sequences = sequence_count(settings, family)
+        self.limits = PoolLimits(
+            layout=settings.layout, num_sequences=num_sequences, recurrent=family.is_hybrid,
+            num_cells=settings.pool_cells * (num_sequences if streams else 1), sharing=sharing_of(settings, family),
+            max_call_rows=profile.max_call_rows, pad_lone_rows=profile.pad_lone_rows)
+        self.engine = LlamaEngine(PoolContext(
+            self.model, layout=settings.layout, num_sequences=num_sequences, num_cells=settings.pool_cells + 2,
+            shadow=shadow, recurrent=family.is_hybrid, profile=profile, kv_type=settings.kv_type,
+            n_threads=settings.n_threads, swa_full=family.engine.swa_full))
+        self.engine.configure(self.limits)
+
+    @property
+    def max_session_tokens(self) -> int:
+        """Prompt and output together: the last token of an output needs no cell."""
+        return self.limits.max_session_rows + 1
+
+    def make_scheduler(self, *, observer: Callable[..., None] | None = None) -> Scheduler:
+        """A scheduler over the engine, which must be idle: its memory is cleared."""
+        try:
+            policy = make_policy(self.settings.policy, **dict(self.settings.policy_options))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"policy {self.settings.policy!r} cannot be made", why=str(error),
+                             todo="`parity policies` lists them") from error
+        self.engine.configure(self.limits)
+        return Scheduler(self.engine, policy, self.steps, model_digest=self.file.sha256, observer=observer)
+
+    def row_bytes(self) -> int:
+        """Bytes of one token's cells over all layers; gemma2's window caches are as large as the full ones."""
+        kv_type = self.settings.kv_type
+        return self.facts.attention_cell_bytes(kv_type) + self.facts.window_cell_bytes(kv_type)
+
+    def close(self) -> None:
+        self.engine.close()
+        self.model.close()
+
+
+def sequence_count(settings: EngineSettings, family: Family) -> int:
+    """Sequence ids of the context: one a lane, and more for padding, resident prefixes and retired sessions.
+
+    An id costs nothing in attention families; in recurrent ones it costs a state, so they get few.
+    Raises ``UsageError`` when the lanes do not fit below llama.cpp's bound.
+    """
+    lanes = settings.max_num_seqs
+    if settings.layout is Layout.STREAMS:
+        return lanes
+    most = LLAMA_MAX_SEQ // (2 if family.needs_shadow else 1) - (1 if family.is_hybrid else 0)
+    if lanes + 2 > most:
+        raise UsageError(f"{lanes} sessions at once", why=f"family {family.name} has {most} sequence ids, 2 are reserved",
+                         todo=f"use at most {most - 2}")
+    return min(most, 3 * lanes + 8) if family.is_hybrid else most
+
+
+def sharing_of(settings: EngineSettings, family: Family) -> Sharing:
+    """What a prefix hit can give in this layout and family."""
+    if not settings.prefix_cache:
+        return Sharing.NONE
+    if settings.layout is Layout.STREAMS or family.is_hybrid:
+        return Sharing.WHOLE_STATE
+    return Sharing.POSITIONAL
+
+
+def open_served(settings: EngineSettings) -> ServedModel:
+    """Resolve, choose numerics, set the process's environment, load. Raises ``UsageError``.
+
+    llama.cpp reads the environment at its first product, so a process serves models of one environment only.
+    """
+    if settings.pool_cells < 2:
+        raise UsageError(f"pool of {settings.pool_cells} cells", todo="use at least 2")
+    settings.step_limits()
+    file = resolve_model(settings.model)
+    family = load_family(file.family)
+    sequence_count(settings, family)
+    profile = profile_of(settings.model).profile.for_layout(settings.layout)
+    if settings.flash_attention is not None:
+        profile = replace(profile, flash_attention=settings.flash_attention)
+    apply_environment(profile)
+    return ServedModel(settings, file, family, profile)
+
+
+_applied: list[tuple[tuple[str, str], ...]] = []
+
+
+def apply_environment(profile: NumericsProfile) -> None:
+    """Set what the profile asks for. Raises ``UsageError`` if this process already runs under another environment."""
+    if _applied and _applied[0] != profile.environment:
+        raise UsageError("this process runs under another numerics environment",
+                         why=f"{dict(_applied[0])} is set, the model needs {dict(profile.environment)}",
+                         todo="start another process")
+    if not _applied:
+        os.environ.update(profile.environment)
+        _applied.append(profile.environment)
