@@ -49,3 +49,7 @@ def main(arguments: list[str] | None = None) -> None:
         print("parity: interrupted", file=sys.stderr)
         code = ExitCode.UNKNOWN
     sys.exit(int(code) if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,2 @@
+"""Golden outputs: what each family's tiny model answers, kept as readable files below
+``golden/<family>/``."""

@@ -1,0 +1,150 @@
+"""One golden: its content, its text form, what in it must be equal, and how two of them differ."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from parity.errors import UsageError
+
+GOLDEN_FORMAT = 1
+MIN_MARGIN = 0.2  # every generated token's top-1 leads by at least this, in every golden
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenSession:
+    """One session: ``text`` is what ``tokens`` stand for, undecodable bytes escaped; ``data`` its bytes,
+    hexadecimal.
+
+    ``digests`` identify the logits of each generated token; ``margin`` is the smallest top-1 to top-2
+    distance.
+    """
+
+    prompt: str
+    tokens: tuple[int, ...]
+    text: str
+    data: str
+    digests: tuple[str, ...]
+    margin: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoldenProvenance:
+    """What a golden's digests hold for. ``model`` (SHA-256) is what its tokens hold for."""
+
+    model: str
+    engine: str
+    build: str
+    cpu: str
+    numerics: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Golden:
+    """The outputs of one family in one mode, and why they were last written."""
+
+    family: str
+    mode: str
+    reason: str
+    provenance: GoldenProvenance
+    sessions: tuple[GoldenSession, ...]
+
+    @property
+    def margin(self) -> float:
+        """The smallest margin of all sessions."""
+        return min(session.margin for session in self.sessions)
+
+    def to_text(self) -> str:
+        """JSON, one line per list of numbers or digests, so that a diff is read line by line."""
+        data = {"format": GOLDEN_FORMAT, **asdict(self)}
+        for session in data["sessions"]:
+            session["margin"] = float(f"{session['margin']:.6g}")
+        text = json.dumps(data, indent=1, ensure_ascii=False)
+        return (
+            re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: "[" + re.sub(r"\s*\n\s*", " ", m[1]) + "]", text)
+            + "\n"
+        )
+
+    @staticmethod
+    def from_text(text: str, *, where: str) -> Golden:
+        """Read what ``to_text`` wrote. Raises ``UsageError``."""
+        try:
+            data = json.loads(text)
+            if data.pop("format", None) != GOLDEN_FORMAT:
+                raise ValueError(f"not a golden of format {GOLDEN_FORMAT}")
+            sessions = tuple(
+                GoldenSession(**{**item, "tokens": tuple(item["tokens"]), "digests": tuple(item["digests"])})
+                for item in data["sessions"]
+            )
+            return Golden(
+                **{**data, "sessions": sessions, "provenance": GoldenProvenance(**data["provenance"])}
+            )
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UsageError(
+                "golden cannot be read",
+                where=where,
+                why=str(error),
+                todo="restore it from the repository or run `parity regen`",
+            ) from error
+
+
+def are_digests_comparable(old: GoldenProvenance, new: GoldenProvenance) -> bool:
+    """Whether build, numerics profile and CPU match, so that logits must be equal bit by bit."""
+    return old == new
+
+
+def find_differences(old: Golden, new: Golden) -> list[str]:
+    """What must be equal and is not, one readable line each; empty when the golden holds.
+
+    Model, prompts, tokens and bytes always; digests where build, numerics and CPU match. The reason is not
+    compared,
+    the margin follows from the logits.
+    """
+    lines = []
+    if old.provenance.model != new.provenance.model:
+        lines.append(f"model: {old.provenance.model[:12]} -> {new.provenance.model[:12]}")
+    if len(old.sessions) != len(new.sessions):
+        return [*lines, f"sessions: {len(old.sessions)} -> {len(new.sessions)}"]
+    bits = are_digests_comparable(old.provenance, new.provenance)
+    for index, (was, now) in enumerate(zip(old.sessions, new.sessions, strict=True)):
+        lines += [f"session {index}: {line}" for line in _session_differences(was, now, bits=bits)]
+    return lines
+
+
+def _session_differences(was: GoldenSession, now: GoldenSession, *, bits: bool) -> list[str]:
+    lines = []
+    if was.prompt != now.prompt:
+        lines.append(f"prompt {was.prompt!r} -> {now.prompt!r}")
+    if was.tokens != now.tokens:
+        step = _first_difference(was.tokens, now.tokens)
+        lines += [
+            f"tokens differ from generated token {step} on",
+            f"  tokens {_listed(was.tokens)} -> {_listed(now.tokens)}",
+            f"  text {was.text!r} -> {now.text!r}",
+        ]
+    elif (was.text, was.data) != (now.text, now.data):
+        lines.append(f"same tokens, other bytes: {was.data} -> {now.data}")
+    if bits and was.digests != now.digests:
+        step = _first_difference(was.digests, now.digests)
+        lines.append(f"logits differ in bits from generated token {step} on, same build, numerics and CPU")
+    return lines
+
+
+def describe_context(old: Golden, new: Golden) -> list[str]:
+    """What changed besides outputs: provenance and margins, one readable line each."""
+    before, after = asdict(old.provenance), asdict(new.provenance)
+    lines = [f"{key}: {before[key]} -> {after[key]}" for key in before if before[key] != after[key]]
+    if f"{old.margin:.4g}" != f"{new.margin:.4g}":
+        lines.append(f"smallest margin: {old.margin:.4g} -> {new.margin:.4g}")
+    return lines
+
+
+def _first_difference(left: tuple[Any, ...], right: tuple[Any, ...]) -> int:
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
+
+
+def _listed(tokens: tuple[int, ...]) -> str:
+    return "[" + " ".join(map(str, tokens)) + "]"
