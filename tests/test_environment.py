@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# Compilers are found, not named; a make that runs the tests is not the make under test.
+HIDDEN = ("CC", "CXX", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
 SETUP = REPOSITORY / ".ci/setup.py"
 NEEDED = (
     "Makefile",
@@ -61,7 +63,7 @@ def environment(monkeypatch: pytest.MonkeyPatch):
 
 def run(*command: str, variables: Mapping[str, str] | None = None, cwd: Path = REPOSITORY):
     """Run a command with some variables replaced; compilers are never named by the environment."""
-    inherited = {name: value for name, value in os.environ.items() if name not in ("CC", "CXX", "MAKEFLAGS")}
+    inherited = {name: value for name, value in os.environ.items() if name not in HIDDEN}
     return subprocess.run(
         command,
         cwd=cwd,
