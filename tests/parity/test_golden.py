@@ -134,8 +134,8 @@ def contents(directory: Path) -> dict[str, str]:
     return {str(p.relative_to(directory)): p.read_text() for p in sorted(directory.rglob("*")) if p.is_file()}
 
 
-def run(goldens: Path, *words: str, reason: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, DIRECTORY_VARIABLE: str(goldens), REASON_VARIABLE: reason}
+def run(goldens: Path, *words: str, reason: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, DIRECTORY_VARIABLE: str(goldens), REASON_VARIABLE: reason, **variables}
     for name in [name for name in environment if name.startswith("PYTEST_")]:
         del environment[name]
     return subprocess.run(
@@ -157,31 +157,43 @@ def spoil(goldens: Path, family: str) -> Path:
     return path
 
 
+# No path on the command line: with one, syrupy keeps to the files below it.
 UPDATE = (
     "pytest",
-    "tests/families/test_golden.py",
-    "-m",
-    "family_llama",
-    "-k",
-    "outputs_are",
+    "-o",
+    "testpaths=tests/families/test_golden.py",
     "-q",
     "-p",
     "no:cacheprovider",
     "-n",
     "0",
-    "--snapshot-update",
 )
+UPDATE += ("--snapshot-update",)
+
+# Deselects before syrupy sees what was collected, so that syrupy takes the selection for everything there is.
+EARLY_DESELECTION = """
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    items[:] = [item for item in items if "outputs_are" in item.name and "[llama-" in item.name]
+"""
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["by marker", "before syrupy"])
 @pytest.mark.parametrize("reason", ["because it was spoilt", ""])
-def test_snapshot_update_of_one_family_touches_no_other_file(goldens: Path, reason: str) -> None:
+def test_snapshot_update_of_one_family_touches_no_other_file(
+    goldens: Path, tmp_path: Path, reason: str, early: bool
+) -> None:
     before = contents(goldens)
     spoil(goldens, "llama")
     spoil(goldens, "gemma2")
     stray = goldens / "llama" / "old_mode.json"
     stray.write_text("{}")
     spoilt = contents(goldens)
-    done = run(goldens, *UPDATE, reason=reason)
+    (tmp_path / "early_deselection.py").write_text(EARLY_DESELECTION)
+    words = ("-p", "early_deselection") if early else ("-m", "family_llama")
+    done = run(goldens, *UPDATE, *words, reason=reason, PYTHONPATH=str(tmp_path))
     assert done.returncode == (0 if reason else 1), done.stdout + done.stderr
     after = contents(goldens)
     changed = {name for name in after if after[name] != spoilt[name]}
