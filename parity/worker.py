@@ -23,6 +23,9 @@ from parity.errors import UsageError
 from parity.store import REPOSITORY
 
 DEFAULT_TIMEOUT_S = 300.0
+# Without the first an abort would attach a debugger to print a trace; without the second, threads that wait for each
+# other spin, which starves the other workers of a small machine.
+WORKER_DEFAULTS = {"GGML_NO_BACKTRACE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 STDERR_TAIL_BYTES = 4000
 
 
@@ -66,8 +69,7 @@ class Worker:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self.close()
-            # Without the variable every abort would attach a debugger to print a trace.
-            environment = {"GGML_NO_BACKTRACE": "1", **os.environ, **dict(self._environment)}
+            environment = {**WORKER_DEFAULTS, **os.environ, **dict(self._environment)}
             environment["PYTHONPATH"] = os.pathsep.join(
                 filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")])
             )
