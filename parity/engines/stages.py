@@ -1,4 +1,6 @@
-"""A chain of stages in this process, as one engine: every stage has its own context, pool, placement and call order."""
+"""A chain of stages in this process, as one engine: every stage has its own context, pool, placement and
+call order.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from scheduler.limits import PoolLimits
 
 
 class StageChain(SamplingEngine):
-    """Implements ``scheduler.engine.Engine`` with one entry of ``limits``, of operations and of calls per stage."""
+    """Implements ``scheduler.engine.Engine`` with one entry of ``limits``, of operations and of calls per
+    stage.
+    """
 
     def __init__(self, settings: Sequence[StageSettings]) -> None:
         super().__init__()
@@ -43,13 +47,21 @@ class StageChain(SamplingEngine):
             except EngineFailure as failure:
                 raise EngineFailure(f"{stage.settings.label}: {failure}") from failure
 
-    def _run(self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]) -> None:
+    def _run(
+        self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]
+    ) -> None:
         handed: HiddenRows | None = None
         for stage, calls in zip(self.stages, batch.stages, strict=True):
             take = None if handed is None else handed.take
             out = HiddenRows(len(batch.tokens), self.n_embd)
-            stage.run(calls, batch, wanted, take=take, give=give if stage.settings.is_last else out.give,
-                      before_call=self._begin_call)
+            stage.run(
+                calls,
+                batch,
+                wanted,
+                take=take,
+                give=give if stage.settings.is_last else out.give,
+                before_call=self._begin_call,
+            )
             handed = out
 
     def leftover_sequences(self) -> list[int]:

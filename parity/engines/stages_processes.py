@@ -1,4 +1,7 @@
-"""A chain of stages with a process each, as one engine. A stage that dies is named, and nobody waits for it for ever."""
+"""A chain of stages with a process each, as one engine.
+
+A stage that dies is named, and nobody waits for it for ever.
+"""
 
 from __future__ import annotations
 
@@ -39,26 +42,44 @@ class StageLost(EngineFailure):
 class StageProcess:
     """The coordinator's side of one stage: its process and the control connection."""
 
-    def __init__(self, settings: StageSettings, upstream: socket.socket | None, downstream: socket.socket | None, *,
-                 timeout_s: float) -> None:
+    def __init__(
+        self,
+        settings: StageSettings,
+        upstream: socket.socket | None,
+        downstream: socket.socket | None,
+        *,
+        timeout_s: float,
+    ) -> None:
         self.settings = settings
         own, theirs = socket.socketpair()
         self._stderr = tempfile.TemporaryFile()
         ends = [theirs, upstream, downstream]
         fds = [end.fileno() if end is not None else -1 for end in ends]
-        environment = {**os.environ, **dict(settings.profile.environment), "GGML_NO_BACKTRACE": "1",
-                       "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))}
+        environment = {
+            **os.environ,
+            **dict(settings.profile.environment),
+            "GGML_NO_BACKTRACE": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])),
+        }
         # Neighbours give up first: then the one that does not answer is the one that hangs.
         command = [sys.executable, "-m", "parity.engines.stages_worker", *map(str, fds), str(timeout_s / 2)]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._stderr, stderr=self._stderr,
-                                        pass_fds=[fd for fd in fds if fd >= 0], env=environment)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._stderr,
+            stderr=self._stderr,
+            pass_fds=[fd for fd in fds if fd >= 0],
+            env=environment,
+        )
         for end in ends:
             if end is not None:
                 end.close()  # the process's copies are the only ones: when it ends, its neighbours see that
         self.wire = Wire(own, timeout_s=timeout_s)
 
     def obituary(self) -> str:
-        """How the process ended, with the engine's last message; waits for the end, which its caller has seen."""
+        """How the process ended, with the engine's last message; waits for the end, which its caller has
+        seen.
+        """
         code = self.process.wait()
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - STDERR_TAIL_BYTES))
@@ -89,7 +110,7 @@ class ProcessChain(SamplingEngine):
         atexit.register(self.close)
         self._start()
 
-    # -- processes ---------------------------------------------------------------------------------------------------
+    # -- processes ------------------------------------------------------------------------------------
 
     @property
     def pids(self) -> list[int]:
@@ -115,7 +136,7 @@ class ProcessChain(SamplingEngine):
         atexit.unregister(self.close)
         self._end()
 
-    # -- engine ------------------------------------------------------------------------------------------------------
+    # -- engine ---------------------------------------------------------------------------------------
 
     def configure(self, *limits: PoolLimits) -> None:
         """Use ``limits``, one per stage, from now on; lost stages are started anew."""
@@ -143,21 +164,34 @@ class ProcessChain(SamplingEngine):
             pass
 
     def leftover_sequences(self) -> list[int]:
-        """Logical ids that still hold something in any stage; none when a stage is lost, and its memory with it."""
+        """Logical ids that still hold something in any stage; none when a stage is lost, and its memory
+        with it.
+        """
         if self.lost:
             return []
         answers = self._order([{"do": "leftovers"}] * len(self._stages))
         return sorted({seq_id for answer in answers for seq_id in answer["leftovers"]})
 
-    def _run(self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]) -> None:
+    def _run(
+        self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]
+    ) -> None:
         if self.lost:
             raise StageLost(self._lost_stage, self.lost)
         self._step += 1
         orders = []
         for index, calls in enumerate(batch.stages):
-            orders.append({"do": "step", "step": self._step, "calls": calls_to_data(calls), "tokens": batch.tokens,
-                           "positions": batch.positions, "wanted": wanted, "fail_before": self._fail_before(len(calls)),
-                           "die_before": 0 if index == self.lose_next else None})
+            orders.append(
+                {
+                    "do": "step",
+                    "step": self._step,
+                    "calls": calls_to_data(calls),
+                    "tokens": batch.tokens,
+                    "positions": batch.positions,
+                    "wanted": wanted,
+                    "fail_before": self._fail_before(len(calls)),
+                    "die_before": 0 if index == self.lose_next else None,
+                }
+            )
         self.lose_next = None
         self._order(orders, give)
 
@@ -170,11 +204,17 @@ class ProcessChain(SamplingEngine):
         at, self.fail_before_call = self.fail_before_call - begun, None
         return at
 
-    # -- orders and answers ------------------------------------------------------------------------------------------
+    # -- orders and answers ---------------------------------------------------------------------------
 
-    def _order(self, orders: Sequence[dict[str, Any] | None],
-               give: Callable[[Sequence[int], np.ndarray], None] | None = None) -> list[dict[str, Any]]:
-        """Send each stage its order (None: none) and gather the answers. Raises ``EngineFailure`` or ``StageLost``."""
+    def _order(
+        self,
+        orders: Sequence[dict[str, Any] | None],
+        give: Callable[[Sequence[int], np.ndarray], None] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Send each stage its order (None: none) and gather the answers.
+
+        Raises ``EngineFailure`` or ``StageLost``.
+        """
         asked = []
         for index, order in enumerate(orders):
             if order is not None:
@@ -185,8 +225,9 @@ class ProcessChain(SamplingEngine):
                     pass  # gathering finds out how it ended
         return self._gather(asked, give)
 
-    def _gather(self, asked: Sequence[int],
-                give: Callable[[Sequence[int], np.ndarray], None] | None = None) -> list[dict[str, Any]]:
+    def _gather(
+        self, asked: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None] | None = None
+    ) -> list[dict[str, Any]]:
         """One answer of every asked stage, within ``timeout_s`` in all; logits on the way go to ``give``."""
         answers: dict[int, dict[str, Any]] = {}
         dead: list[int] = []
@@ -198,7 +239,9 @@ class ProcessChain(SamplingEngine):
                 ready = selector.select(max(0.0, deadline - monotonic()))
                 if not ready:
                     silent = next(index for index in asked if index not in answers and index not in dead)
-                    self._lose(silent, f"{self.settings[silent].label}: no answer within {self.timeout_s:g} s")
+                    self._lose(
+                        silent, f"{self.settings[silent].label}: no answer within {self.timeout_s:g} s"
+                    )
                 for key, _ in ready:
                     index = key.data
                     try:

@@ -1,4 +1,4 @@
-"""One stage of a split model: a llama.cpp context over some layers, hidden states in and hidden states or logits out."""
+"""One stage of a split model: some layers in a context of their own; hidden states in, states or logits out."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from scheduler.limits import Layout
 
 NO_SCALE = 1.0
 
-TakeStates = Callable[[Sequence[int]], np.ndarray]  # batch rows -> float32 [rows, n_embd]; PAD_ROW gives zeros
-GiveRows = Callable[[Sequence[int], np.ndarray], None]  # batch rows, float32 [rows, n_embd or n_vocab]
+# Batch rows -> float32 [rows, n_embd]; PAD_ROW gives zeros.
+TakeStates = Callable[[Sequence[int]], np.ndarray]
+# Batch rows, float32 [rows, n_embd or n_vocab].
+GiveRows = Callable[[Sequence[int], np.ndarray], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSettings:
     """What a stage is made of; text and numbers only, so that it can cross to another process.
 
-    ``index`` of ``num_stages``; layers ``[start, stop)`` of the whole model are layers ``[0, stop - start)`` of the file
-    at ``path``. ``embedding_scale`` is what the architecture multiplies its input with (1.0: nothing).
+    ``index`` of ``num_stages``; layers ``[start, stop)`` of the whole model are layers ``[0, stop -
+    start)`` of the file at ``path``. ``embedding_scale`` is what the architecture multiplies its input with
+    (1.0: nothing).
     """
 
     path: str
@@ -65,12 +68,20 @@ class StageSettings:
     @staticmethod
     def from_json(text: str) -> StageSettings:
         data = json.loads(text)
-        return StageSettings(**{**data, "layout": Layout(data["layout"]),
-                                "profile": NumericsProfile.from_json(data["profile"])})
+        return StageSettings(
+            **{
+                **data,
+                "layout": Layout(data["layout"]),
+                "profile": NumericsProfile.from_json(data["profile"]),
+            }
+        )
 
 
 class HiddenRows:
-    """Hidden states of one step by batch row: what one stage hands to the next. Rows never given read as an error."""
+    """Hidden states of one step by batch row: what one stage hands to the next.
+
+    Rows never given read as an error.
+    """
 
     def __init__(self, num_rows: int, n_embd: int) -> None:
         self._states = np.zeros((num_rows + 1, n_embd), np.float32)  # the last row is zero: PAD_ROW is -1
@@ -88,7 +99,10 @@ class HiddenRows:
         return not self.missing[list(rows)].any()
 
     def take(self, rows: Sequence[int]) -> np.ndarray:
-        """float32 [rows, n_embd], a copy. Raises ``EngineFailure`` for a row that the stage before did not give."""
+        """float32 [rows, n_embd], a copy.
+
+        Raises ``EngineFailure`` for a row that the stage before did not give.
+        """
         if not self.has(rows):
             lost = [row for row in rows if self.missing[row]]
             raise EngineFailure(f"hidden states of batch rows {lost} were not handed over")
@@ -96,7 +110,10 @@ class HiddenRows:
 
 
 class Stage:
-    """A context of some layers. Calls come in this stage's own order; rows are named by their index in the batch."""
+    """A context of some layers.
+
+    Calls come in this stage's own order; rows are named by their index in the batch.
+    """
 
     def __init__(self, settings: StageSettings) -> None:
         self.settings = settings
@@ -105,19 +122,40 @@ class Stage:
         last_layer = None if settings.is_last else settings.stop - settings.start - 1
         self.tap: HiddenTap | None = None
         if undo_scale or last_layer is not None:
-            self.tap = HiddenTap(n_embd=self.model.n_embd, max_rows=512, last_layer=last_layer, undo_scale=undo_scale)
+            self.tap = HiddenTap(
+                n_embd=self.model.n_embd, max_rows=512, last_layer=last_layer, undo_scale=undo_scale
+            )
         self.pool = PoolContext(
-            self.model, layout=settings.layout, num_sequences=settings.num_sequences, num_cells=settings.num_cells,
-            shadow=settings.shadow, recurrent=settings.recurrent, profile=settings.profile, kv_type=settings.kv_type,
-            n_threads=settings.n_threads, swa_full=settings.swa_full, embedding_input=not settings.is_first,
-            eval_callback=self.tap.callback if self.tap else None)
+            self.model,
+            layout=settings.layout,
+            num_sequences=settings.num_sequences,
+            num_cells=settings.num_cells,
+            shadow=settings.shadow,
+            recurrent=settings.recurrent,
+            profile=settings.profile,
+            kv_type=settings.kv_type,
+            n_threads=settings.n_threads,
+            swa_full=settings.swa_full,
+            embedding_input=not settings.is_first,
+            eval_callback=self.tap.callback if self.tap else None,
+        )
 
-    def run(self, calls: Sequence[Call], batch: Batch, wanted: Sequence[int], *, take: TakeStates | None,
-            give: GiveRows, before_call: Callable[[], None] = lambda: None) -> None:
-        """Run a step's calls: ``take`` gives hidden states for rows (None in the first stage), ``give`` gets results.
+    def run(
+        self,
+        calls: Sequence[Call],
+        batch: Batch,
+        wanted: Sequence[int],
+        *,
+        take: TakeStates | None,
+        give: GiveRows,
+        before_call: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run a step's calls: ``take`` gives hidden states for rows (None in the first stage), ``give``
+        gets results.
 
-        ``wanted`` has 0/1 per batch row: in the last stage only these rows' logits are given, float32 [rows, n_vocab];
-        any other stage gives the hidden states of all rows. Raises ``EngineFailure`` with the stage's label.
+        ``wanted`` has 0/1 per batch row: in the last stage only these rows' logits are given, float32
+        [rows, n_vocab]; any other stage gives the hidden states of all rows. Raises ``EngineFailure`` with
+        the stage's label.
         """
         outputs = wanted if self.settings.is_last else [1] * len(batch.tokens)
         try:
@@ -132,15 +170,17 @@ class Stage:
     def _parts(self, call: Call) -> list[Call]:
         """The call itself, or the parts of it whose rows llama.cpp does not reorder.
 
-        Outside ``unified`` it cuts calls into groups of equal length per sequence, in increasing sequence order, and its
-        graph's rows are in that order. In ``unified`` the scheduler's calls are such groups already.
+        Outside ``unified`` it cuts calls into groups of equal length per sequence, in increasing sequence
+        order, and its graph's rows are in that order. In ``unified`` the scheduler's calls are such groups
+        already.
         """
         if self.settings.is_last or self.settings.layout is Layout.UNIFIED:
             return [call]
         return equal_length_parts(call)
 
-    def _run_part(self, call: Call, batch: Batch, outputs: Sequence[int], take: TakeStates | None,
-                  give: GiveRows) -> None:
+    def _run_part(
+        self, call: Call, batch: Batch, outputs: Sequence[int], take: TakeStates | None, give: GiveRows
+    ) -> None:
         context, count = self.pool.context, self.pool.fill(call, batch, outputs)
         if take is not None:
             context.embeddings[:count] = take(call.rows)
@@ -150,7 +190,9 @@ class Stage:
             if rows:
                 give(rows, context.logits(len(rows)))
             return
-        context.wanted[:count] = 1  # padding rows too: then every row of the call is in the graph's last layer
+        context.wanted[:count] = (
+            1  # padding rows too: then every row of the call is in the graph's last layer
+        )
         self._decode(count)
         states = self.tap.take()
         if len(states) != count:
@@ -170,11 +212,20 @@ class Stage:
 
 
 def equal_length_parts(call: Call) -> list[Call]:
-    """A call as calls of one group each: all single rows by sequence, then each longer run of a sequence alone."""
+    """A call as calls of one group each: all single rows by sequence, then each longer run of a sequence
+    alone.
+    """
     places: dict[int, list[int]] = {}
     for place, seq_id in enumerate(call.seq_ids):
         places.setdefault(seq_id, []).append(place)
     singles = [found[0] for _, found in sorted(places.items()) if len(found) == 1]
     groups = ([singles] if singles else []) + [found for found in places.values() if len(found) > 1]
-    return [Call((), tuple(call.rows[i] for i in group), tuple(call.seq_ids[i] for i in group),
-                 tuple(call.cells[i] for i in group)) for group in groups]
+    return [
+        Call(
+            (),
+            tuple(call.rows[i] for i in group),
+            tuple(call.seq_ids[i] for i in group),
+            tuple(call.cells[i] for i in group),
+        )
+        for group in groups
+    ]

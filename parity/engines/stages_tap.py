@@ -1,7 +1,9 @@
-"""Reads a stage's hidden states out of llama.cpp's graph, and lets hidden states in behind the scale on embeddings.
+"""Reads a stage's hidden states out of llama.cpp's graph, and lets hidden states in behind the scale on
+embeddings.
 
-The scheduler of ggml's back ends asks an evaluation callback about every node before it computes it, and shows it the
-nodes that were asked for. Where a field lies in a ``ggml_tensor`` is measured on a tensor made for that, not assumed.
+The scheduler of ggml's back ends asks an evaluation callback about every node before it computes it, and
+shows it the nodes that were asked for. Where a field lies in a ``ggml_tensor`` is measured on a tensor made
+for that, not assumed.
 """
 
 from __future__ import annotations
@@ -36,16 +38,22 @@ class GgmlLayout:
 
 @functools.cache
 def ggml_layout() -> GgmlLayout:
-    """Bind ggml and measure the layout of its tensors. Raises ``RuntimeError`` if a field is not where one can be."""
+    """Bind ggml and measure the layout of its tensors.
+
+    Raises ``RuntimeError`` if a field is not where one can be.
+    """
     ggml = ctypes.CDLL(library().llama_cpp._lib._name)
     pointer = ctypes.c_void_p
     for name, result, arguments in (
-            ("ggml_init", pointer, [_InitParams]), ("ggml_free", None, [pointer]),
-            ("ggml_new_tensor_1d", pointer, [pointer, ctypes.c_int, ctypes.c_int64]),
-            ("ggml_scale", pointer, [pointer, pointer, ctypes.c_float]),
-            ("ggml_set_name", pointer, [pointer, ctypes.c_char_p]), ("ggml_get_name", pointer, [pointer]),
-            ("ggml_nbytes", ctypes.c_size_t, [pointer]),
-            ("ggml_backend_tensor_get", None, [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t])):
+        ("ggml_init", pointer, [_InitParams]),
+        ("ggml_free", None, [pointer]),
+        ("ggml_new_tensor_1d", pointer, [pointer, ctypes.c_int, ctypes.c_int64]),
+        ("ggml_scale", pointer, [pointer, pointer, ctypes.c_float]),
+        ("ggml_set_name", pointer, [pointer, ctypes.c_char_p]),
+        ("ggml_get_name", pointer, [pointer]),
+        ("ggml_nbytes", ctypes.c_size_t, [pointer]),
+        ("ggml_backend_tensor_get", None, [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t]),
+    ):
         function = getattr(ggml, name)
         function.restype, function.argtypes = result, arguments
     context = ggml.ggml_init(_InitParams(1 << 16, None, True))
@@ -65,9 +73,10 @@ def ggml_layout() -> GgmlLayout:
 class HiddenTap:
     """The evaluation callback of one stage's context.
 
-    ``last_layer`` is the layer (of the stage's own numbering) whose output is handed on; None for a last stage, which
-    hands on logits. The rest of the graph, norm and output head, is not computed then. ``undo_scale`` sets the factor of
-    gemma2's ``inp_scaled`` node to 1, so that a hidden state enters the first layer unchanged, whatever sqrt(n_embd) is.
+    ``last_layer`` is the layer (of the stage's own numbering) whose output is handed on; None for a last
+    stage, which hands on logits. The rest of the graph, norm and output head, is not computed then.
+    ``undo_scale`` sets the factor of gemma2's ``inp_scaled`` node to 1, so that a hidden state enters the
+    first layer unchanged, whatever sqrt(n_embd) is.
     """
 
     def __init__(self, *, n_embd: int, max_rows: int, last_layer: int | None, undo_scale: bool) -> None:
@@ -80,7 +89,9 @@ class HiddenTap:
         self.callback: Any = library().ggml_backend_sched_eval_callback(self._make_callback())
 
     def take(self) -> np.ndarray:
-        """Hidden states captured since the last call: float32 [rows, n_embd], a view that the next call overwrites."""
+        """Hidden states captured since the last call: float32 [rows, n_embd], a view that the next call
+        overwrites.
+        """
         if self.error is not None:
             error, self.error = self.error, None
             raise RuntimeError(f"hidden states could not be read: {error}") from error
@@ -88,7 +99,9 @@ class HiddenTap:
         return self.rows[:count]
 
     def _make_callback(self):
-        """The callback as a closure: it is called for every node of every graph, so it looks at eight bytes first."""
+        """The callback as a closure: it is called for every node of every graph, so it looks at eight bytes
+        first.
+        """
         name_offset, ggml_get_name = self._layout.name_offset, self._layout.functions.ggml_get_name
         word = ctypes.c_uint64
         wanted = b"" if self._last_layer is None else f"l_out-{self._last_layer}\0".encode()
@@ -103,20 +116,29 @@ class HiddenTap:
             first = word.from_address(tensor + name_offset).value
             if first & wanted_mask == wanted_word and wanted:
                 return string_at(ggml_get_name(tensor), len(wanted)) == wanted
-            if first & scaled_mask == scaled_word and scaled and string_at(ggml_get_name(tensor), len(scaled)) == scaled:
+            if (
+                first & scaled_mask == scaled_word
+                and scaled
+                and string_at(ggml_get_name(tensor), len(scaled)) == scaled
+            ):
                 undo(tensor)
             return False
 
         return callback
 
     def _capture(self, tensor: int) -> bool:
-        """Copy a computed node's rows; always False: nothing behind it is needed. Exceptions cannot cross C: kept."""
+        """Copy a computed node's rows; always False: nothing behind it is needed.
+
+        Exceptions cannot cross C: kept.
+        """
         try:
             ggml = self._layout.functions
             n_bytes, row_bytes = ggml.ggml_nbytes(tensor), self.rows.strides[0]
             count = n_bytes // row_bytes
             if count * row_bytes != n_bytes or self.count + count > len(self.rows):
-                raise ValueError(f"{n_bytes} bytes after {self.count} rows are no rows of {row_bytes} bytes that fit")
+                raise ValueError(
+                    f"{n_bytes} bytes after {self.count} rows are no rows of {row_bytes} bytes that fit"
+                )
             ggml.ggml_backend_tensor_get(tensor, self.rows.ctypes.data + self.count * row_bytes, 0, n_bytes)
             self.count += count
         except Exception as error:

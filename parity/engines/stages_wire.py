@@ -1,4 +1,6 @@
-"""Frames between the processes of a chain: a JSON header and raw bytes over a local socket, every wait bounded."""
+"""Frames between the processes of a chain: a JSON header and raw bytes over a local socket, every wait
+bounded.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ class Wire:
             raise WireClosed from error
 
     def receive(self) -> tuple[dict[str, Any], np.ndarray]:
-        """The next frame: its header, and its payload as float32 values. Raises ``WireClosed`` or ``WireSilent``."""
+        """The next frame: its header, and its payload as float32 values.
+
+        Raises ``WireClosed`` or ``WireSilent``.
+        """
         header_bytes, payload_bytes = LENGTHS.unpack(self._exactly(LENGTHS.size))
         if header_bytes > MAX_HEADER_BYTES:
             raise WireClosed(f"a header of {header_bytes} bytes")
@@ -78,8 +83,10 @@ def calls_to_data(calls: Sequence[Call]) -> list:
 
 def calls_from_data(data: list) -> list[Call]:
     """What ``calls_to_data`` wrote."""
-    return [Call(tuple(ops_from_data(ops)), tuple(rows), tuple(seq_ids), tuple(cells))
-            for ops, rows, seq_ids, cells in data]
+    return [
+        Call(tuple(ops_from_data(ops)), tuple(rows), tuple(seq_ids), tuple(cells))
+        for ops, rows, seq_ids, cells in data
+    ]
 
 
 def ops_to_data(ops: Sequence[MemoryOp]) -> list:

@@ -1,7 +1,8 @@
 """One stage as a process: ``python -m parity.engines.stages_worker CONTROL UPSTREAM DOWNSTREAM TIMEOUT_S``.
 
-The first three are file descriptors of sockets (-1: none). Orders come over the control connection; hidden states come
-from the stage before and go to the stage behind, one frame per native call, so that stages overlap inside a step.
+The first three are file descriptors of sockets (-1: none). Orders come over the control connection; hidden
+states come from the stage before and go to the stage behind, one frame per native call, so that stages
+overlap inside a step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from scheduler.engine import Batch, EngineFailure
 
 
 class StageServer:
-    """Carries out the coordinator's orders on one stage. An order is answered by one frame, logits come before it."""
+    """Carries out the coordinator's orders on one stage.
+
+    An order is answered by one frame, logits come before it.
+    """
 
     def __init__(self, stage: Stage, control: Wire, upstream: Wire | None, downstream: Wire | None) -> None:
         self.stage, self.control, self.upstream, self.downstream = stage, control, upstream, downstream
@@ -55,9 +59,14 @@ class StageServer:
             begun += 1
 
         try:
-            self.stage.run(calls_from_data(order["calls"]), batch, order["wanted"], before_call=before_call,
-                           take=self._source(number, len(tokens)) if self.upstream else None,
-                           give=self._sink(number))
+            self.stage.run(
+                calls_from_data(order["calls"]),
+                batch,
+                order["wanted"],
+                before_call=before_call,
+                take=self._source(number, len(tokens)) if self.upstream else None,
+                give=self._sink(number),
+            )
         except EngineFailure:
             if self.downstream:
                 self.downstream.send({"step": number, "lost": True})
@@ -93,7 +102,9 @@ def serve(control: Wire, upstream: Wire | None, downstream: Wire | None) -> None
     control.connection.settimeout(None)  # an idle stage waits as long as its coordinator lives
     header, _ = control.receive()
     try:
-        server = StageServer(Stage(StageSettings.from_json(header["settings"])), control, upstream, downstream)
+        server = StageServer(
+            Stage(StageSettings.from_json(header["settings"])), control, upstream, downstream
+        )
     except (UsageError, RuntimeError) as error:
         control.send({"usage" if isinstance(error, UsageError) else "error": str(error)})
         return
@@ -114,7 +125,9 @@ def main(arguments: list[str]) -> None:
     """Entry point of the process."""
     timeout_s = float(arguments[3])
     control, upstream, downstream = (
-        Wire(socket.socket(fileno=int(fd)), timeout_s=timeout_s) if int(fd) >= 0 else None for fd in arguments[:3])
+        Wire(socket.socket(fileno=int(fd)), timeout_s=timeout_s) if int(fd) >= 0 else None
+        for fd in arguments[:3]
+    )
     try:
         serve(control, upstream, downstream)
     except WireClosed:
