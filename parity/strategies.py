@@ -4,6 +4,7 @@ style)."""
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ FEATURES = (
 )
 WORK_TOKENS = 1600  # rows that one case may compute at most, so that a case takes a fraction of a second
 STREAM_CELLS = 400
+DrawTokens = Callable[[int, int], tuple[int, ...]]  # (seed, count) -> token ids
 
 
 def tokens_of(seed: int, count: int) -> tuple[int, ...]:
@@ -46,12 +48,14 @@ def prompt_lengths(most: int) -> st.SearchStrategy[int]:
 
 
 @st.composite
-def prompts(draw: st.DrawFn, *, count: int, most: int, shared: bool) -> list[tuple[int, ...]]:
+def prompts(
+    draw: st.DrawFn, *, count: int, most: int, shared: bool, tokens: DrawTokens = tokens_of
+) -> list[tuple[int, ...]]:
     """``count`` prompts; with ``shared`` each may go on from a prefix of an earlier one, so that they form
     trees."""
     made: list[tuple[int, ...]] = []
     for index in range(count):
-        own = tokens_of(1000 + index, draw(prompt_lengths(most)))
+        own = tokens(1000 + index, draw(prompt_lengths(most)))
         if shared and made and draw(st.integers(0, 3)):
             parent = made[draw(st.integers(0, len(made) - 1))]
             kept = draw(st.one_of(st.just(len(parent)), st.integers(1, len(parent))))
@@ -110,13 +114,19 @@ def cases(
     policy: str = "fcfs",
     kv_types: tuple[str, ...] = ("f16", "f16", "f32"),
     max_sessions: int = 16,
+    tokens: DrawTokens = tokens_of,
+    work_tokens: int = WORK_TOKENS,
 ) -> Case:
-    """Cases of one family and layout: 1 to 16 sessions, prompts of 1 to 300 tokens, budgets from 1."""
+    """Cases of one family and layout: 1 to 16 sessions, prompts of 1 to 300 tokens, budgets from 1.
+
+    ``tokens(seed, count)`` makes prompts: random bytes, or text for a model with a real vocabulary.
+    """
     features = {name: draw(st.booleans()) for name in FEATURES}
     budget = draw(st.one_of(st.integers(1, 4), st.integers(5, 64), st.integers(65, 300)))
     count = draw(st.integers(1, max_sessions if budget > 4 else 5))
-    work = min(WORK_TOKENS, 60 * budget)
-    texts = draw(prompts(count=count, most=max(1, min(300, work // count)), shared=features["shared"]))
+    work = min(work_tokens, 60 * budget)
+    most = max(1, min(300, work // count))
+    texts = draw(prompts(count=count, most=most, shared=features["shared"], tokens=tokens))
     sessions = []
     for index, prompt in enumerate(texts):
         sampling = SamplingParams()
@@ -173,19 +183,26 @@ def most_sequences(family: str) -> int:
     return known.engine.n_seq_max // (2 if known.needs_shadow else 1) - (1 if known.is_hybrid else 0)
 
 
-def landmark(family: str, layout: Layout, *, model: str | None = None, policy: str = "fcfs") -> Case:
+def landmark(
+    family: str,
+    layout: Layout,
+    *,
+    model: str | None = None,
+    policy: str = "fcfs",
+    tokens: DrawTokens = tokens_of,
+) -> Case:
     """A fixed case that runs first in every suite: one tree of prefixes asked for again and again, in a small
     pool."""
-    root = tokens_of(7, 44)
+    root = tokens(7, 44)
     sessions = [
         Session(
-            prompt=root[: 12 + 8 * (i % 5)] + tokens_of(100 + i, 1 + 5 * (i % 3)),
+            prompt=root[: 12 + 8 * (i % 5)] + tokens(100 + i, 1 + 5 * (i % 3)),
             max_tokens=6 + i,
             arrival_step=7 * i,
         )
         for i in range(8)
     ]
-    sessions.append(Session(prompt=tokens_of(99, 70), max_tokens=20, arrival_step=9))
+    sessions.append(Session(prompt=tokens(99, 70), max_tokens=20, arrival_step=9))
     faults = (
         Fault(kind=FaultKind.PREEMPT, step=12, session=1),
         Fault(kind=FaultKind.PREEMPT, step=30, session=4),

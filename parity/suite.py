@@ -14,6 +14,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import Flaky
 
 from parity.contained import run_case
+from parity.corpus import REAL_WORK_TOKENS, has_real_vocabulary, text_prompts
 from parity.explain import explain_outcome, save_failing_case
 from parity.families import load_family
 from parity.profiles import profile_of
@@ -44,6 +45,7 @@ class SuiteResult:
     reason: str = ""
     explanation: str = ""
     case_file: str = ""
+    failure: Outcome | None = None
     noise: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -122,8 +124,42 @@ def run_suite(
             failing.append(outcome)
             raise Failed(outcome.case.family)
 
-    wrapped = given(cases(family, layout, model=model, policy=policy))(one)
-    wrapped = example(landmark(family, layout, model=model, policy=policy))(wrapped)
+    wrapped = _generated(one, family, layout, model, policy, min_sessions=min_sessions, seed_value=seed_value)
+    try:
+        wrapped()
+    except Failed:
+        outcome = failing[-1]  # Hypothesis runs its smallest example last
+        path = save_failing_case(outcome.case, failures)
+        result.case_file, result.failure = str(path), outcome
+        result.explanation = explain_outcome(outcome, case_file=path)
+    except Flaky as flaky:  # the case passed when Hypothesis ran it again: reported before parity
+        if not failing:
+            raise  # a bug of ours, not a case that failed
+        outcome = failing[-1]
+        path = save_failing_case(outcome.case, failures)
+        result.case_file, result.failure = str(path), outcome
+        result.explanation = f"not reproducible: {flaky}\n{explain_outcome(outcome, case_file=path)}"
+    result.missing = tuple(mark for mark in required if not result.marks[mark])
+    result.verdict, result.reason = _judge(result, failed=bool(failing), reason=choice.reason, tier=tier)
+    result.seconds = monotonic() - started
+    return result
+
+
+def _generated(
+    one: Callable[[Case], None],
+    family: str,
+    layout: Layout,
+    model: str,
+    policy: str,
+    *,
+    min_sessions: int,
+    seed_value: int | None,
+) -> Callable[[], None]:
+    """``one`` as a Hypothesis test over cases; a model with a real vocabulary is given text."""
+    text: dict = {"tokens": text_prompts(model)} if has_real_vocabulary(model) else {}
+    work = {"work_tokens": REAL_WORK_TOKENS} if text else {}
+    wrapped = given(cases(family, layout, model=model, policy=policy, **text, **work))(one)
+    wrapped = example(landmark(family, layout, model=model, policy=policy, **text))(wrapped)
     wrapped = settings(
         max_examples=max(20, min_sessions),
         deadline=None,
@@ -133,25 +169,7 @@ def run_suite(
         phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
         print_blob=False,
     )(wrapped)
-    if seed_value is not None:
-        wrapped = seed(seed_value)(wrapped)
-    try:
-        wrapped()
-    except Failed:
-        outcome = failing[-1]  # Hypothesis runs its smallest example last
-        path = save_failing_case(outcome.case, failures)
-        result.case_file, result.explanation = str(path), explain_outcome(outcome, case_file=path)
-    except Flaky as flaky:  # the case passed when Hypothesis ran it again: reported before parity
-        if not failing:
-            raise  # a bug of ours, not a case that failed
-        outcome = failing[-1]
-        path = save_failing_case(outcome.case, failures)
-        result.case_file = str(path)
-        result.explanation = f"not reproducible: {flaky}\n{explain_outcome(outcome, case_file=path)}"
-    result.missing = tuple(mark for mark in required if not result.marks[mark])
-    result.verdict, result.reason = _judge(result, failed=bool(failing), reason=choice.reason, tier=tier)
-    result.seconds = monotonic() - started
-    return result
+    return wrapped if seed_value is None else seed(seed_value)(wrapped)
 
 
 def _fails(outcome: Outcome, *, compare_bits: bool, layout: Layout) -> bool:
