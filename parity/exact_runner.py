@@ -1,4 +1,5 @@
-"""Runs a case on the exact engine: no model, no process, the same driver and the same checkers, in milliseconds."""
+"""Runs a case on the exact engine: no model, no process, the same driver and the same checkers, in
+milliseconds."""
 
 from __future__ import annotations
 

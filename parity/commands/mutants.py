@@ -42,7 +42,8 @@ def command(
     if only_list:
         for mutant in mutants:
             click.echo(
-                f"{mutant.name:44} {mutant.part:12} {'/'.join(k.value for k in mutant.killers):24} {mutant.fault}"
+                f"{mutant.name:44} {mutant.part:12} "
+                f"{'/'.join(killer.value for killer in mutant.killers):24} {mutant.fault}"
             )
         return ExitCode.PASS
 
@@ -71,7 +72,8 @@ def command(
 
 
 def select_trials(mutant: Mutant, *, family: str | None = None, fast: bool = False) -> tuple[Trial, ...]:
-    """Trials to run: of one family, and in the fast form one on llama.cpp only where the exact engine has none."""
+    """Trials to run: of one family, and in the fast form one on llama.cpp only where the exact engine has
+    none."""
     trials = tuple(trial for trial in mutant.trials if family is None or trial.family == family)
     if not fast:
         return trials
@@ -83,7 +85,8 @@ def report_line(report: MutantReport) -> str:
     """One line: status, name, families, by whom and with which trial."""
     worst = next(trial for trial in report.trials if trial.status is report.status)
     who = f"{worst.killer}: " if worst.killer else ""
-    return f"{report.status.value:11} {report.name:44} {who}{worst.text}  [{worst.trial}; {len(report.trials)} trials]"
+    where = f"[{worst.trial}; {len(report.trials)} trials]"
+    return f"{report.status.value:11} {report.name:44} {who}{worst.text}  {where}"
 
 
 def summarise(reports: list[MutantReport]) -> dict:

@@ -41,25 +41,9 @@ def mixed(family: str, **settings: Any) -> Case:
     return case_of(family, sessions, **{"max_num_batched_tokens": 8, "prefix_cache": False, **settings})
 
 
-def shared_prefix(family: str, **settings: Any) -> Case:
-    """A donor of 24 tokens, then two followers that share 20 and 17 of them and go on differently."""
-    donor, other = tokens_of(1, 24), tokens_of(2, 12)
-    sessions = (
-        Session(prompt=donor, max_tokens=5),
-        Session(prompt=donor[:20] + other, max_tokens=5, arrival_step=5),
-        Session(prompt=donor[:17] + other[4:], max_tokens=5, arrival_step=6),
-    )
-    return case_of(family, sessions, **{"prefix_block_tokens": 4, "max_num_batched_tokens": 32, **settings})
-
-
-def same_prompt(family: str, **settings: Any) -> Case:
-    """One prompt of 20 tokens four times: twice at once, then after the first has ended."""
-    sessions = tuple(session(3, 20, 4, arrival_step=step) for step in (0, 0, 7, 9))
-    return case_of(family, sessions, **{"prefix_block_tokens": 4, "max_num_batched_tokens": 24, **settings})
-
-
 def preempted(family: str, **settings: Any) -> Case:
-    """Two sessions; the second is preempted after generated tokens, again during its own rebuild, and once more."""
+    """Two sessions; the second is preempted after generated tokens, again during its own rebuild, and
+    once more."""
     sessions = (session(4, 9, 12), session(5, 7, 12))
     faults = tuple(Fault(kind=FaultKind.PREEMPT, step=step, session=1) for step in (6, 8, 12))
     return case_of(
@@ -68,7 +52,8 @@ def preempted(family: str, **settings: Any) -> Case:
 
 
 def cancelled(family: str, **settings: Any) -> Case:
-    """Cancels before a step, with the last chunk in flight, and with a decode in flight; the ids are used again."""
+    """Cancels before a step, with the last chunk in flight, and with a decode in flight; the ids are used
+    again."""
     sessions = (session(6, 8, 20), session(7, 9, 20), session(8, 5, 12), session(9, 6, 5, arrival_step=12))
     faults = (
         Fault(kind=FaultKind.CANCEL, step=2, session=1, in_flight=True),
@@ -81,7 +66,8 @@ def cancelled(family: str, **settings: Any) -> Case:
 
 
 def refilled(family: str, **settings: Any) -> Case:
-    """Cells and ids used again: short sessions end below a long one, new ones are placed among the retired cells."""
+    """Cells and ids used again: short sessions end below a long one, new ones are placed among the
+    retired cells."""
     sessions = (
         session(20, 12, 3),
         session(21, 14, 24),
@@ -104,7 +90,8 @@ def refilled(family: str, **settings: Any) -> Case:
 
 
 def one_token_chunks(family: str, **settings: Any) -> Case:
-    """Decoders fill the step so that a newcomer's first chunk is one token; prompts of kC + 1 end with one."""
+    """Decoders fill the step so that a newcomer's first chunk is one token; prompts of kC + 1 end with
+    one."""
     sessions = (session(30, 3, 10), session(31, 4, 10), session(32, 9, 4, arrival_step=3), session(33, 1, 3))
     return case_of(
         family,
@@ -120,7 +107,8 @@ def lockstep(family: str, length: int = 12, count: int = 2, **settings: Any) -> 
 
 
 def alternating(family: str, **settings: Any) -> Case:
-    """Single-session steps of equal shape, one after the other: A, B, C, each one row at the same position."""
+    """Single-session steps of equal shape, one after the other: A, B, C, each one row at the same
+    position."""
     sessions = tuple(session(50 + i, 2, 1) for i in range(3))
     return case_of(
         family,
@@ -171,7 +159,8 @@ def failing(family: str, **settings: Any) -> Case:
 
 
 def exactly_full(family: str, **settings: Any) -> Case:
-    """A pool that exactly fits the longest session, demand for half as much again, and one session that never fits."""
+    """A pool that exactly fits the longest session, demand for half as much again, and one session that
+    never fits."""
     sessions = (session(90, 20, 5), session(91, 10, 6), session(92, 9, 4), session(93, 24, 2, arrival_step=2))
     return case_of(
         family,
@@ -180,104 +169,14 @@ def exactly_full(family: str, **settings: Any) -> Case:
     )
 
 
-def full_with_prefix(family: str, **settings: Any) -> Case:
-    """A donor whose 16 tokens stay resident in a pool where a follower of 24 fits only if it shares them."""
-    prompt = tokens_of(95, 16)
-    sessions = (
-        Session(prompt=prompt, max_tokens=2),
-        Session(prompt=prompt + tokens_of(96, 12), max_tokens=5, arrival_step=4),
-        Session(prompt=prompt + tokens_of(97, 9), max_tokens=5, arrival_step=4),
-    )
-    return case_of(
-        family,
-        sessions,
-        **{"pool_cells": 40, "prefix_block_tokens": 4, "max_num_batched_tokens": 20, **settings},
-    )
-
-
-def publisher_cancelled(family: str, **settings: Any) -> Case:
-    """A donor's prefix is shared while it still runs, then the donor is cancelled and its cells are used again."""
-    prompt = tokens_of(100, 24)
-    sessions = (
-        Session(prompt=prompt, max_tokens=30),
-        Session(prompt=prompt[:20] + tokens_of(101, 6), max_tokens=14, arrival_step=4),
-        session(102, 30, 6, arrival_step=8),
-        session(103, 26, 6, arrival_step=9),
-    )
-    return case_of(
-        family,
-        sessions,
-        **{
-            "prefix_block_tokens": 4,
-            "max_num_batched_tokens": 40,
-            "pool_cells": 120,
-            "faults": (Fault(kind=FaultKind.CANCEL, step=7),),
-            **settings,
-        },
-    )
-
-
 def long_and_alone(family: str, **settings: Any) -> Case:
-    """A session of more than 512 cells that decodes alone: there the kernel for one row differs from that for several."""
+    """A session of more than 512 cells that decodes alone: there the kernel for one row differs from that
+    for several."""
     return case_of(
         family,
         (session(110, 560, 6),),
         **{"pool_cells": 700, "max_num_batched_tokens": 60, "prefix_cache": False, **settings},
     )
-
-
-def prefix_in_progress(family: str, **settings: Any) -> Case:
-    """The same prompt four times: all of them wait or start while the first one's chunks are still running."""
-    sessions = tuple(session(120, 26, 4, arrival_step=step) for step in (0, 1, 2, 3))
-    return case_of(
-        family,
-        sessions,
-        **{"max_num_batched_tokens": 8, "prefix_block_tokens": 4, "pool_cells": 54, **settings},
-    )
-
-
-def same_ending(family: str, **settings: Any) -> Case:
-    """Two prompts that differ at their beginning and are equal from there on, one after the other."""
-    first, second, rest = tokens_of(121, 6), tokens_of(122, 6), tokens_of(123, 16)
-    sessions = (
-        Session(prompt=first + rest, max_tokens=4),
-        Session(prompt=second + rest, max_tokens=4, arrival_step=4),
-    )
-    return case_of(family, sessions, **{"prefix_block_tokens": 4, **settings})
-
-
-def exhausted_with_sharers(family: str, **settings: Any) -> Case:
-    """A follower shares a resident prefix for long, while newcomers need its ids and cells."""
-    prompt = tokens_of(124, 16)
-    sessions = (
-        Session(prompt=prompt, max_tokens=2),
-        Session(prompt=prompt + tokens_of(125, 4), max_tokens=24, arrival_step=3),
-        session(126, 18, 4, arrival_step=5),
-        session(127, 20, 4, arrival_step=6),
-    )
-    return case_of(
-        family, sessions, **{"prefix_block_tokens": 4, "num_sequences": 5, "pool_cells": 64, **settings}
-    )
-
-
-def short_of_the_state(family: str, **settings: Any) -> Case:
-    """A whole state is kept at 16 tokens; a follower has only 12 of them in common, so nothing may be reused."""
-    donor = tokens_of(128, 20)
-    sessions = (
-        Session(prompt=donor, max_tokens=4),
-        Session(prompt=donor[:12] + tokens_of(129, 9), max_tokens=5, arrival_step=5),
-    )
-    return case_of(family, sessions, **{"prefix_block_tokens": 8, "max_num_batched_tokens": 32, **settings})
-
-
-def state_of_a_runner(family: str, **settings: Any) -> Case:
-    """A state is kept at 16 tokens while its donor goes on by one token; a follower goes on from the state."""
-    donor = tokens_of(130, 17)
-    sessions = (
-        Session(prompt=donor, max_tokens=6),
-        Session(prompt=donor[:16] + tokens_of(131, 7), max_tokens=6, arrival_step=5),
-    )
-    return case_of(family, sessions, **{"prefix_block_tokens": 16, "max_num_batched_tokens": 16, **settings})
 
 
 def preempted_by_rows(family: str, **settings: Any) -> Case:
@@ -287,7 +186,8 @@ def preempted_by_rows(family: str, **settings: Any) -> Case:
 
 
 def crowded(family: str, **settings: Any) -> Case:
-    """A policy that admits without counting the rows to come: running sessions fill the pool and one must give way."""
+    """A policy that admits without counting the rows to come: running sessions fill the pool and one must
+    give way."""
     sessions = tuple(session(140 + i, 8, 20) for i in range(3))
     return case_of(
         family, sessions, **{"pool_cells": 48, "policy": "vllm_fcfs", "prefix_cache": False, **settings}
@@ -304,7 +204,9 @@ def one_row_tenants(family: str, **settings: Any) -> Case:
     """Ids used again by sessions whose first chunk is one token long."""
     tenants = (session(145 + i, 1 + i % 3, 3, arrival_step=3 * i) for i in range(12))
     sessions = (session(149, 4, 60), *tenants)
-    return case_of(family, sessions, **{"num_sequences": 5, "max_chunk_tokens": 1, "prefix_cache": False, **settings})
+    return case_of(
+        family, sessions, **{"num_sequences": 5, "max_chunk_tokens": 1, "prefix_cache": False, **settings}
+    )
 
 
 def past_the_window(family: str, **settings: Any) -> Case:
@@ -313,14 +215,9 @@ def past_the_window(family: str, **settings: Any) -> Case:
     return case_of(family, sessions, **{"max_num_batched_tokens": 40, "prefix_cache": False, **settings})
 
 
-def long_followers(family: str, **settings: Any) -> Case:
-    """Followers of a prefix longer than the window, whose donor ends and whose cells are used again."""
-    donor = tokens_of(155, 40)
-    sessions = (Session(prompt=donor, max_tokens=3),
-                Session(prompt=donor[:36] + tokens_of(156, 8), max_tokens=30, arrival_step=4),
-                Session(prompt=donor[:30] + tokens_of(157, 5), max_tokens=30, arrival_step=4),
-                session(158, 50, 10, arrival_step=8), session(159, 40, 10, arrival_step=10))
-    return case_of(family, sessions, **{"prefix_block_tokens": 4, **settings})
+def one_prompt_two_limits(family: str, **settings: Any) -> Case:
+    """One prompt twice with different limits of the output."""
+    return case_of(family, (session(160, 10, 3), session(160, 10, 8)), **{"prefix_cache": False, **settings})
 
 
 STREAMS = {"layout": Layout.STREAMS, "pool_cells": 120}

@@ -1,4 +1,5 @@
-"""Mutants of engines: what a row sees, recurrent states, windows, refused removals, a second cache that is forgotten."""
+"""Mutants of engines: what a row sees, recurrent states, windows, refused removals, a second cache that
+is forgotten."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ from typing import Any
 from parity.engines.exact import ExactEngine
 from parity.engines.exact_memory import ExactPool
 from parity.engines.pool import PoolContext
-from parity.mutants import cases
-from parity.mutants.cells import ANY_DAMAGE, method_plant
+from parity.mutants import cases, sharing_cases
+from parity.mutants.cells import ANY_DAMAGE
 from parity.mutants.records import Killer, Mutant, Reach
 from parity.mutants.rows import DIFFERS, everywhere
-from parity.mutants.seam import Change, batch_plant, with_ops
+from parity.mutants.seam import Change, batch_plant, method_plant, with_ops
 from parity.mutants.trials import exact_trial, real_trial
 from scheduler.engine import Batch, EngineFailure, MemoryOp, OpKind
 from scheduler.records import IterationPlan
@@ -21,8 +22,10 @@ from scheduler.records import IterationPlan
 
 def undropped_states() -> Change:
     """The recurrent state of a finished session stays under its id."""
+
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         return with_ops(batch, lambda op: () if op.kind is OpKind.DROP_STATE else (op,))
+
     return change
 
 
@@ -35,6 +38,7 @@ def _refusals_ignored(original: Callable[..., Any], reach: Reach) -> Callable[..
                 original(self, (op,))
             except EngineFailure:
                 reach()
+
     return apply
 
 
@@ -47,6 +51,7 @@ def _stale_state_for_one_row(original: Callable[..., Any], reach: Reach) -> Call
                 sequence.state_position = max(sequence.state_position, 0)
                 reach()
         return original(self, rows)
+
     return decode
 
 
@@ -58,6 +63,7 @@ def _state_lost_at_chunk(original: Callable[..., Any], reach: Reach) -> Callable
                 self.sequences[seq_id].state = 0
                 reach()
         return original(self, rows)
+
     return decode
 
 
@@ -67,19 +73,24 @@ def _reversed_parts(original: Callable[..., Any], reach: Reach) -> Callable[...,
         if len(parts) > 1 or len(parts[0]) > 1 and self.limits.recurrent:
             reach()
         return [list(reversed(part)) for part in reversed(parts)] if self.limits.recurrent else parts
+
     return split
 
 
 def _neighbour_visible(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
     def place(self: ExactPool, row: Any, cell: int) -> int:
         value, position, seq_id, wanted = row
-        neighbours = [other for other, sequence in enumerate(self.sequences)
-                      if other != seq_id and position in sequence.cells and self.limits.pads and other]
+        neighbours = [
+            other
+            for other, sequence in enumerate(self.sequences)
+            if other != seq_id and position in sequence.cells and self.limits.pads and other
+        ]
         if neighbours and position >= 4:
             stream = self.streams[0]
             value ^= stream.contents[self.sequences[neighbours[-1]].cells[position]]
             reach()
         return original(self, (value, position, seq_id, wanted), cell)
+
     return place
 
 
@@ -93,6 +104,7 @@ def _window_one_short(original: Callable[..., Any], reach: Reach) -> Callable[..
             return original(self, sequence, value, position)
         finally:
             self.window += 1
+
     return regular_row
 
 
@@ -103,6 +115,7 @@ def _copy_takes_more(original: Callable[..., Any], reach: Reach) -> Callable[...
         if target.cells and len(target.folds) > 2:
             target.folds[-1] = target.folds[-2]
             reach()
+
     return copy
 
 
@@ -114,6 +127,7 @@ def _shadow_not_copied(original: Callable[..., Any], reach: Reach) -> Callable[.
                 self.context.copy(op.source * 2, op.seq_id * 2, op.start, op.stop)
             else:
                 original(self, (op,))
+
     return apply
 
 
@@ -125,6 +139,7 @@ def _shadow_not_removed(original: Callable[..., Any], reach: Reach) -> Callable[
                 self.context.remove(op.seq_id * 2, op.start, op.stop)
             else:
                 original(self, (op,))
+
     return apply
 
 
@@ -135,6 +150,7 @@ def _no_shadow(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]
             self.context.seq_ids[:count, 1] = self.context.seq_ids[:count, 0]
             reach()
         return count
+
     return fill
 
 
@@ -150,56 +166,105 @@ def _irreproducible(original: Callable[..., Any], reach: Reach) -> Callable[...,
         reach()
         first = replace(result.chunks[0], token=result.chunks[0].token ^ 1)
         return replace(result, chunks=(first, *result.chunks[1:]))
+
     return execute
 
 
 MUTANTS = (
-    Mutant(name="recurrent_state_of_the_last_tenant", part="states", killers=(*DIFFERS, Killer.ENGINE, Killer.MEMORY),
-           plant=batch_plant(undropped_states),
-           fault="A retired id keeps its recurrent state: its cells cannot be freed, its next owner goes on from it.",
-           trials=everywhere(cases.refilled, cases.HYBRIDS)),
-    Mutant(name="refused_removal_ignored", part="states", killers=ANY_DAMAGE,
-           plant=method_plant(PoolContext, "apply", _refusals_ignored),
-           fault="llama.cpp refuses to remove part of a sequence with a state, and nobody looks at the answer.",
-           trials=tuple(real_trial(cases.refilled(family)) for family in cases.HYBRIDS)),
-    Mutant(name="stale_state_for_a_one_token_chunk", part="states", killers=DIFFERS,
-           plant=method_plant(ExactPool, "decode", _stale_state_for_one_row),
-           fault="A first chunk of one token looks like a decode, so the state of the slot is not cleared.",
-           trials=tuple(exact_trial(cases.one_row_tenants(family)) for family in cases.HYBRIDS)),
-    Mutant(name="state_lost_at_a_chunk_boundary", part="states", killers=DIFFERS,
-           plant=method_plant(ExactPool, "decode", _state_lost_at_chunk),
-           fault="A chunk of more than one token starts from an empty state, right for a first chunk only.",
-           trials=tuple(exact_trial(cases.mixed(family)) for family in cases.HYBRIDS)),
-    Mutant(name="split_of_unequal_lengths_reversed", part="states", killers=(Killer.CRASH, *DIFFERS),
-           plant=method_plant(ExactPool, "_split", _reversed_parts),
-           fault="A batch split into groups of equal length is computed last group first.",
-           trials=tuple(exact_trial(cases.mixed(family)) for family in cases.HYBRIDS)),
-    Mutant(name="neighbour_visible", part="visibility", killers=DIFFERS,
-           plant=method_plant(ExactPool, "_place", _neighbour_visible),
-           fault="A cell array keyed by position alone: the last writer at a position is seen by everybody.",
-           trials=tuple(exact_trial(cases.lockstep(family)) for family in cases.FAMILIES)),
-    Mutant(name="window_one_position_short", part="window", killers=DIFFERS,
-           plant=method_plant(ExactPool, "_regular_row", _window_one_short),
-           fault="A window cell is used again one position before it has left the window.",
-           trials=(exact_trial(cases.lockstep("gemma2")),)),
-    Mutant(name="window_cell_reused_early", part="window", killers=ANY_DAMAGE,
-           plant=method_plant(PoolContext, "fill", _no_shadow),
-           fault="Rows have one owner, so the window cache gives their cells away and places rows elsewhere.",
-           trials=(real_trial(cases.past_the_window("gemma2")),)),
-    Mutant(name="second_cache_forgotten_in_copy", part="window", killers=ANY_DAMAGE,
-           plant=method_plant(PoolContext, "apply", _shadow_not_copied),
-           fault="A share copies the cells of one id of the pair and forgets the other.",
-           trials=(real_trial(cases.long_followers("gemma2")),)),
-    Mutant(name="second_cache_forgotten_in_remove", part="window", killers=ANY_DAMAGE,
-           plant=method_plant(PoolContext, "apply", _shadow_not_removed),
-           fault="A removal frees the cells of one id of the pair and forgets the other.",
-           trials=(real_trial(cases.refilled("gemma2")),)),
-    Mutant(name="copy_misses_its_last_row", part="visibility", killers=DIFFERS,
-           plant=method_plant(ExactPool, "_copy", _copy_takes_more),
-           fault="A follower does not see the last row that it shares.",
-           trials=tuple(exact_trial(cases.shared_prefix(family)) for family in cases.ATTENTION)),
-    Mutant(name="second_run_differs", part="reproducibility", killers=(Killer.REPRODUCIBILITY,),
-           plant=method_plant(ExactEngine, "execute", _irreproducible),
-           fault="The same case in the same process gives another answer the second time.",
-           trials=(exact_trial(cases.mixed("llama")),)),
+    Mutant(
+        name="recurrent_state_of_the_last_tenant",
+        part="states",
+        killers=(*DIFFERS, Killer.ENGINE, Killer.MEMORY),
+        plant=batch_plant(undropped_states),
+        fault="A retired id keeps its recurrent state, and its next owner goes on from it.",
+        trials=everywhere(cases.refilled, cases.HYBRIDS),
+    ),
+    Mutant(
+        name="refused_removal_ignored",
+        part="states",
+        killers=ANY_DAMAGE,
+        plant=method_plant(PoolContext, "apply", _refusals_ignored),
+        fault="llama.cpp refuses to remove part of a sequence with a state, and nobody looks at the answer.",
+        trials=tuple(real_trial(cases.refilled(family)) for family in cases.HYBRIDS),
+    ),
+    Mutant(
+        name="stale_state_for_a_one_token_chunk",
+        part="states",
+        killers=DIFFERS,
+        plant=method_plant(ExactPool, "decode", _stale_state_for_one_row),
+        fault="A first chunk of one token looks like a decode, so the state of the slot is not cleared.",
+        trials=tuple(exact_trial(cases.one_row_tenants(family)) for family in cases.HYBRIDS),
+    ),
+    Mutant(
+        name="state_lost_at_a_chunk_boundary",
+        part="states",
+        killers=DIFFERS,
+        plant=method_plant(ExactPool, "decode", _state_lost_at_chunk),
+        fault="A chunk of more than one token starts from an empty state, right for a first chunk only.",
+        trials=tuple(exact_trial(cases.mixed(family)) for family in cases.HYBRIDS),
+    ),
+    Mutant(
+        name="split_of_unequal_lengths_reversed",
+        part="states",
+        killers=(Killer.CRASH, *DIFFERS),
+        plant=method_plant(ExactPool, "_split", _reversed_parts),
+        fault="A batch split into groups of equal length is computed last group first.",
+        trials=tuple(exact_trial(cases.mixed(family)) for family in cases.HYBRIDS),
+    ),
+    Mutant(
+        name="neighbour_visible",
+        part="visibility",
+        killers=DIFFERS,
+        plant=method_plant(ExactPool, "_place", _neighbour_visible),
+        fault="A cell array keyed by position alone: the last writer at a position is seen by everybody.",
+        trials=tuple(exact_trial(cases.lockstep(family)) for family in cases.FAMILIES),
+    ),
+    Mutant(
+        name="window_one_position_short",
+        part="window",
+        killers=DIFFERS,
+        plant=method_plant(ExactPool, "_regular_row", _window_one_short),
+        fault="A window cell is used again one position before it has left the window.",
+        trials=(exact_trial(cases.lockstep("gemma2")),),
+    ),
+    Mutant(
+        name="window_cell_reused_early",
+        part="window",
+        killers=ANY_DAMAGE,
+        plant=method_plant(PoolContext, "fill", _no_shadow),
+        fault="Rows have one owner, so the window cache gives their cells away and places rows elsewhere.",
+        trials=(real_trial(cases.past_the_window("gemma2")),),
+    ),
+    Mutant(
+        name="second_cache_forgotten_in_copy",
+        part="window",
+        killers=ANY_DAMAGE,
+        plant=method_plant(PoolContext, "apply", _shadow_not_copied),
+        fault="A share copies the cells of one id of the pair and forgets the other.",
+        trials=(real_trial(sharing_cases.long_followers("gemma2")),),
+    ),
+    Mutant(
+        name="second_cache_forgotten_in_remove",
+        part="window",
+        killers=ANY_DAMAGE,
+        plant=method_plant(PoolContext, "apply", _shadow_not_removed),
+        fault="A removal frees the cells of one id of the pair and forgets the other.",
+        trials=(real_trial(cases.refilled("gemma2")),),
+    ),
+    Mutant(
+        name="copy_misses_its_last_row",
+        part="visibility",
+        killers=DIFFERS,
+        plant=method_plant(ExactPool, "_copy", _copy_takes_more),
+        fault="A follower does not see the last row that it shares.",
+        trials=tuple(exact_trial(sharing_cases.shared_prefix(family)) for family in cases.ATTENTION),
+    ),
+    Mutant(
+        name="second_run_differs",
+        part="reproducibility",
+        killers=(Killer.REPRODUCIBILITY,),
+        plant=method_plant(ExactEngine, "execute", _irreproducible),
+        fault="The same case in the same process gives another answer the second time.",
+        trials=(exact_trial(cases.mixed("llama")),),
+    ),
 )

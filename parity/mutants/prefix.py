@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import scheduler.memory as memory_module
-from parity.mutants import cases
-from parity.mutants.cells import ANY_DAMAGE, method_plant
+from parity.mutants import cases, sharing_cases
+from parity.mutants.cells import ANY_DAMAGE
 from parity.mutants.records import Killer, Mutant, Reach
 from parity.mutants.rows import DIFFERS, everywhere
-from parity.mutants.seam import Change, batch_plant
+from parity.mutants.seam import Change, batch_plant, method_plant
 from parity.mutants.trials import exact_trial
 from scheduler.engine import Batch, Call, MemoryOp, OpKind
 from scheduler.limits import Sharing
@@ -170,7 +170,7 @@ MUTANTS = (
         killers=DIFFERS,
         plant=method_plant(PrefixCache, "lookup", _one_too_far),
         fault="A follower shares one token more than it has in common with the donor.",
-        trials=everywhere(cases.shared_prefix, cases.ATTENTION),
+        trials=everywhere(sharing_cases.shared_prefix, cases.ATTENTION),
     ),
     Mutant(
         name="full_hit_leaves_nothing_to_compute",
@@ -178,7 +178,7 @@ MUTANTS = (
         killers=(Killer.LIVENESS, Killer.LEGALITY),
         plant=method_plant(PrefixCache, "lookup", _nothing_left),
         fault="A prompt that is resident as a whole is shared as a whole, so that no row gives logits.",
-        trials=tuple(exact_trial(cases.same_prompt(family)) for family in cases.ATTENTION),
+        trials=tuple(exact_trial(sharing_cases.same_prompt(family)) for family in cases.ATTENTION),
     ),
     Mutant(
         name="prefix_shared_before_it_is_computed",
@@ -186,7 +186,7 @@ MUTANTS = (
         killers=(Killer.ENGINE, Killer.INTERNAL, *DIFFERS),
         plant=method_plant(Memory, "keep_prefix", _whole_prompt_published),
         fault="A prompt is shareable as a whole as soon as its first chunk is computed.",
-        trials=everywhere(cases.prefix_in_progress, cases.ATTENTION),
+        trials=everywhere(sharing_cases.prefix_in_progress, cases.ATTENTION),
     ),
     Mutant(
         name="prefix_identity_without_its_past",
@@ -194,7 +194,7 @@ MUTANTS = (
         killers=DIFFERS,
         plant=method_plant(memory_module, "digest_chain", _unchained_digests),
         fault="Prefixes are told apart by their last token and length alone.",
-        trials=everywhere(cases.same_ending, cases.ATTENTION),
+        trials=everywhere(sharing_cases.same_ending, cases.ATTENTION),
     ),
     Mutant(
         name="cached_count_from_the_first_lookup",
@@ -202,7 +202,7 @@ MUTANTS = (
         killers=(Killer.LIVENESS, Killer.LEGALITY, Killer.ENGINE, Killer.INTERNAL),
         plant=method_plant(Memory, "cached_tokens", _hit_remembered),
         fault="The number of cached tokens is looked up while a session waits and used when it runs.",
-        trials=tuple(exact_trial(cases.prefix_in_progress(family)) for family in cases.ATTENTION),
+        trials=tuple(exact_trial(sharing_cases.prefix_in_progress(family)) for family in cases.ATTENTION),
     ),
     Mutant(
         name="entry_in_use_evicted",
@@ -211,8 +211,8 @@ MUTANTS = (
         plant=method_plant(PrefixCache, "oldest_idle", _users_ignored),
         fault="Eviction takes an entry that live sessions share.",
         trials=(
-            exact_trial(cases.exhausted_with_sharers("llama")),
-            exact_trial(cases.exhausted_with_sharers("gemma2")),
+            exact_trial(sharing_cases.exhausted_with_sharers("llama")),
+            exact_trial(sharing_cases.exhausted_with_sharers("gemma2")),
         ),
     ),
     Mutant(
@@ -222,8 +222,8 @@ MUTANTS = (
         plant=method_plant(Memory, "pinned_rows", _hit_counted_as_need),
         fault="A follower must find room for the rows that it shares.",
         trials=(
-            exact_trial(cases.full_with_prefix("llama")),
-            exact_trial(cases.full_with_prefix("deepseek2")),
+            exact_trial(sharing_cases.full_with_prefix("llama")),
+            exact_trial(sharing_cases.full_with_prefix("deepseek2")),
         ),
     ),
     Mutant(
@@ -232,7 +232,7 @@ MUTANTS = (
         killers=DIFFERS,
         plant=method_plant(PrefixCache, "lookup", _positional_states),
         fault="A recurrent state is taken for a prefix shorter than the one it was saved at.",
-        trials=everywhere(cases.short_of_the_state, cases.HYBRIDS),
+        trials=everywhere(sharing_cases.short_of_the_state, cases.HYBRIDS),
     ),
     Mutant(
         name="recurrent_state_one_token_late",
@@ -240,7 +240,7 @@ MUTANTS = (
         killers=DIFFERS,
         plant=batch_plant(late_copies),
         fault="A prefix's recurrent state is taken after its donor computed one more token.",
-        trials=everywhere(cases.state_of_a_runner, cases.HYBRIDS),
+        trials=everywhere(sharing_cases.state_of_a_runner, cases.HYBRIDS),
     ),
     Mutant(
         name="copy_forgets_the_recurrent_state",
@@ -248,7 +248,7 @@ MUTANTS = (
         killers=(*DIFFERS, Killer.ENGINE),
         plant=batch_plant(stateless_copies),
         fault="The attention part of a prefix hits, the recurrent part misses.",
-        trials=everywhere(cases.shared_prefix, cases.HYBRIDS),
+        trials=everywhere(sharing_cases.shared_prefix, cases.HYBRIDS),
     ),
     Mutant(
         name="copy_forgotten",
@@ -256,6 +256,6 @@ MUTANTS = (
         killers=(*ANY_DAMAGE, Killer.BYTES),
         plant=batch_plant(forgotten_copies),
         fault="A shared prefix is in the books but not in the engine.",
-        trials=everywhere(cases.shared_prefix),
+        trials=everywhere(sharing_cases.shared_prefix),
     ),
 )

@@ -11,13 +11,15 @@ from typing import Any
 
 from parity.mutants import find_mutant
 from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial
+from parity.runner import run_case_here
 from parity.worker import Worker, WorkerDied
 
 TRIAL_TIMEOUT_S = 60.0
 
 
 class Status(Enum):
-    """What became of a mutant or of one of its trials; ``broken`` means that the trial is red without the fault."""
+    """What became of a mutant or of one of its trials; ``broken`` means that the trial is red without the
+    fault."""
 
     KILLED = "killed"
     SURVIVED = "survived"
@@ -30,7 +32,8 @@ _WORST_FIRST = (Status.BROKEN, Status.UNREACHED, Status.SURVIVED, Status.KILLED)
 
 @dataclass(frozen=True, slots=True)
 class TrialReport:
-    """One trial: ``complaints`` of the planted run, by whom it was killed, or what was wrong with the clean run."""
+    """One trial: ``complaints`` of the planted run, by whom it was killed, or what was wrong with the
+    clean run."""
 
     trial: str
     status: Status
@@ -89,9 +92,16 @@ def attempt_in_worker(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"reached": reach.count, "complaints": [[c.killer.value, c.text] for c in complaints]}
 
 
+def run_planted_here(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Entry point of the worker: one case with a fault planted; its outcome. JSON in, JSON out."""
+    with find_mutant(arguments["mutant"]).plant(Reach()):
+        return run_case_here(arguments)
+
+
 @functools.cache
 def mutant_worker() -> Worker:
-    """The worker of this process for mutants: never the one that cases run in, because a fault may leave traces."""
+    """The worker of this process for mutants: never the one that cases run in, because a fault may leave
+    traces."""
     return Worker()
 
 

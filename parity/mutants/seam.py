@@ -1,4 +1,5 @@
-"""Planting at the seam between scheduler and engine: a batch is changed on its way down, on whichever engine runs."""
+"""Planting at the seam between scheduler and engine: a batch is changed on its way down, on whichever
+engine runs."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ ENGINES = (ExactEngine, LlamaEngine)
 
 
 def batch_plant(make_change: Callable[[], Change]) -> Plant:
-    """A plant that passes every batch through ``make_change()``, which may keep what it saw of earlier batches."""
+    """A plant that passes every batch through ``make_change()``, which may keep what it saw of earlier
+    batches."""
 
     @contextmanager
     def plant(reach: Reach) -> Iterator[None]:
@@ -36,6 +38,19 @@ def batch_plant(make_change: Callable[[], Change]) -> Plant:
         with ExitStack() as stack:
             for engine in ENGINES:
                 stack.enter_context(replaced(engine, "execute", make))
+            yield
+
+    return plant
+
+
+def method_plant(
+    owner: Any, name: str, make: Callable[[Callable[..., Any], Reach], Callable[..., Any]]
+) -> Plant:
+    """A plant that replaces one method or function: ``make(original, reach)`` gives the faulty one."""
+
+    @contextmanager
+    def plant(reach: Reach) -> Iterator[None]:
+        with replaced(owner, name, lambda original: make(original, reach)):
             yield
 
     return plant

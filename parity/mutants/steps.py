@@ -1,4 +1,5 @@
-"""Faults of the step, to be planted: admission, phases, preemption and resume, cancellation, failures, ends."""
+"""Faults of the step, to be planted: admission, phases, preemption and resume, cancellation, failures,
+ends."""
 
 from __future__ import annotations
 
@@ -14,8 +15,16 @@ from scheduler.loop import Flight, Scheduler
 from scheduler.memory import Memory
 from scheduler.policies.base import PlanBuilder
 from scheduler.records import (
-    ChunkResult, FinishReason, IllegalTransition, IterationPlan, IterationResult, Phase, Refusal, Request,
-    SessionState, SessionView,
+    ChunkResult,
+    FinishReason,
+    IllegalTransition,
+    IterationPlan,
+    IterationResult,
+    Phase,
+    Refusal,
+    Request,
+    SessionState,
+    SessionView,
 )
 from scheduler.resume import ReleaseReceipt, preservation_receipt, suspension_key
 from scheduler.sessions import SessionTable
@@ -32,6 +41,7 @@ def one_row_is_decode(original: Callable[..., Any], reach: Reach) -> Callable[..
                 extra.append(loop_module.Sample(row, chunk.request_id, chunk.stop, request.sampling))
                 reach()
         return replace(batch, samples=tuple(extra))
+
     return compose
 
 
@@ -41,6 +51,7 @@ def ticket_without_checks(original: Callable[..., Any], reach: Reach) -> Callabl
         if release.key != key:
             reach()
         return original(view, replace(release, key=key), replace(preservation, key=key), **ready)
+
     return issue
 
 
@@ -50,7 +61,9 @@ def stale_receipt() -> tuple[Complaint, ...]:
     view = SessionView(request, 0, SessionState.SUSPENDED, 1, 0, 3, 0, 7, 11, True, 0.0, None, None)
     late = ReleaseReceipt(suspension_key(replace(view, epoch=10)), True, 3)
     try:
-        resume_module.issue_ticket(view, late, preservation_receipt(view, 0), allocation_ready=True, stages_ready=True)
+        resume_module.issue_ticket(
+            view, late, preservation_receipt(view, 0), allocation_ready=True, stages_ready=True
+        )
     except IllegalTransition:
         return ()
     return (Complaint(Killer.LEGALITY, "a receipt of epoch 10 resumed the suspension of epoch 11"),)
@@ -64,6 +77,7 @@ def committed_forgotten(original: Callable[..., Any], reach: Reach) -> Callable[
         view = replace(view, committed=0)
         self.releases[view.request_id] = replace(receipt, key=suspension_key(view))
         return self._put(view)
+
     return apply_release
 
 
@@ -73,6 +87,7 @@ def suspended_forgotten(original: Callable[..., Any], reach: Reach) -> Callable[
         self.suspended.pop(view.request_id)
         reach()
         return view
+
     return apply_release
 
 
@@ -81,6 +96,7 @@ def victim_kept(original: Callable[..., Any], reach: Reach) -> Callable[..., Any
         if request_ids:
             reach()
         return original(plan, ())
+
     return without
 
 
@@ -94,6 +110,7 @@ def never_full(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]
             return original(self, request, now_ms)
         finally:
             self.memory.max_session_rows = most
+
     return submit
 
 
@@ -104,6 +121,7 @@ def submission_lost(original: Callable[..., Any], reach: Reach) -> Callable[...,
             self.waiting.pop(request.request_id)
             reach()
         return view
+
     return apply_submission
 
 
@@ -112,6 +130,7 @@ def ends_twice(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]
         original(self, request_id, reason, error)
         self.completions.append(self.completions[-1])
         reach()
+
     return apply_end
 
 
@@ -121,6 +140,7 @@ def end_unsaid(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]
         if reason is FinishReason.CANCELLED:
             self.completions.pop()
             reach()
+
     return apply_end
 
 
@@ -135,6 +155,7 @@ def token_after_cancel(original: Callable[..., Any], reach: Reach) -> Callable[.
         for name in cancelled:
             self.cancel(name, now_ms)
         return record
+
     return finish
 
 
@@ -146,6 +167,7 @@ def cancel_lost_in_flight(original: Callable[..., Any], reach: Reach) -> Callabl
         flight.late.clear()
         flight.late.update(kept)
         original(self, flight, now_ms)
+
     return apply_late
 
 
@@ -157,6 +179,7 @@ def budget_untouched(original: Callable[..., Any], reach: Reach) -> Callable[...
             reach()
         self.tokens_left = before
         return granted
+
     return grant
 
 
@@ -167,6 +190,7 @@ def stop_ignored(original: Callable[..., Any], reach: Reach) -> Callable[..., An
             reach()
             return None
         return reason
+
     return finish_reason
 
 
@@ -176,6 +200,7 @@ def one_token_short(original: Callable[..., Any], reach: Reach) -> Callable[...,
             reach()
             return FinishReason.LENGTH
         return original(self, view)
+
     return finish_reason
 
 
@@ -186,6 +211,7 @@ def rebuild_emits(original: Callable[..., Any], reach: Reach) -> Callable[..., A
             reach()
             return Phase.DECODE
         return phase
+
     return phase_at
 
 
@@ -196,6 +222,7 @@ def failure_keeps_cells(original: Callable[..., Any], reach: Reach) -> Callable[
             if pool.pending:
                 reach()
             pool.pending.clear()
+
     return reset
 
 
@@ -208,7 +235,16 @@ def failure_loses_sessions(original: Callable[..., Any], reach: Reach) -> Callab
                 self.table.apply_end(name, FinishReason.FAILED)
                 reach()
         return record
+
     return fail
+
+
+def pending_forgotten(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def apply_pending(self: Scheduler) -> None:
+        if any(self.memory.take_pending()):
+            reach()
+
+    return apply_pending
 
 
 def idle_token():
@@ -221,30 +257,39 @@ def idle_token():
         known.update((item.request_id, item) for item in result.chunks)
         if idle is None:
             return result
-        return replace(result, chunks=(*result.chunks, replace(idle, before=idle.after, after=idle.after + 1, token=0)))
+        return replace(
+            result, chunks=(*result.chunks, replace(idle, before=idle.after, after=idle.after + 1, token=0))
+        )
+
     return change
 
 
 def planned_debits():
     """Every chunk is debited as planned, rebuilds too."""
+
     def change(plan: IterationPlan, batch: Batch, result: IterationResult) -> IterationResult:
         debits: dict[str, int] = {}
         for chunk, client in zip(plan.chunks, batch.clients, strict=True):
             debits[client] = debits.get(client, 0) + chunk.stop - chunk.start
         return replace(result, debits=debits)
+
     return change
 
 
 def backward_clock():
     """The engine says that it ended before it began."""
+
     def change(plan: IterationPlan, batch: Batch, result: IterationResult) -> IterationResult:
         return replace(result, finished_ms=result.started_ms - 1.0)
+
     return change
 
 
 def unplanned_progress():
     """A chunk is said to have gone one row further than planned."""
+
     def change(plan: IterationPlan, batch: Batch, result: IterationResult) -> IterationResult:
         first, *rest = result.chunks
         return replace(result, chunks=(replace(first, after=first.after + 1), *rest))
+
     return change

@@ -1,0 +1,268 @@
+"""Mutants of checkers: with one of them the framework must no longer notice a fault that it notices
+without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import parity.exact_runner as exact_runner
+import parity.judge as judge_module
+import scheduler.loop as loop_module
+from parity.checkers.identity import Comparison
+from parity.drive import Driver, Run
+from parity.engines.exact_memory import ExactPool
+from parity.mutants import cases, find_mutant
+from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial
+from parity.mutants.seam import method_plant
+from parity.mutants.trials import complaints_of, run_real_case
+from parity.records import Case, Outcome, Verdict
+from scheduler.memory import Memory
+
+
+def must_see(inner: str, killer: Killer, case: Case, *, place: Place = Place.EXACT) -> Trial:
+    """The fault ``inner`` is planted in a case, and ``killer`` must complain about it."""
+
+    def run() -> tuple[Complaint, ...]:
+        with find_mutant(inner).plant(Reach()):
+            outcome = (exact_runner.run_exact_case if place is Place.EXACT else run_real_case)(case)
+        if any(complaint.killer is killer for complaint in complaints_of(outcome)):
+            return ()
+        return (Complaint(Killer.SELF_TEST, f"{inner} was not noticed by {killer.value}"),)
+
+    return Trial(
+        name=f"{inner} in {case.family} {case.layout.value}",
+        family=case.family,
+        place=place,
+        case=case,
+        run=run,
+    )
+
+
+def must_not_claim(mark: str, case: Case) -> Trial:
+    """A case that exercises nothing of the kind must not have the mark."""
+
+    def run() -> tuple[Complaint, ...]:
+        count = exact_runner.run_exact_case(case).marks[mark]
+        return (
+            (Complaint(Killer.SELF_TEST, f"mark {mark} is {count} where nothing of it happened"),)
+            if count
+            else ()
+        )
+
+    return Trial(name=f"no {mark}", family=case.family, case=case, run=run)
+
+
+def worst_verdict_wins() -> tuple[Complaint, ...]:
+    """Merging keeps the worst verdict, and nothing judged is not a pass."""
+    wrong = [
+        parts
+        for parts, merged in (
+            ((Verdict.PASS, Verdict.FAIL, Verdict.UNKNOWN), Verdict.FAIL),
+            ((Verdict.PASS, Verdict.UNKNOWN), Verdict.UNKNOWN),
+            ((), Verdict.UNKNOWN),
+        )
+        if Verdict.merge(parts) is not merged
+    ]
+    return tuple(Complaint(Killer.SELF_TEST, f"verdicts {parts} merge wrongly") for parts in wrong)
+
+
+def _first_token_only(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def compare_run(run: Run, expected: Any, actual: Any) -> list[Comparison]:
+        reach()
+        return [
+            comparison if comparison.bits_step == 0 else replace(comparison, bits_step=None, bytes_step=None)
+            for comparison in original(run, expected, actual)
+        ]
+
+    return compare_run
+
+
+def _length_ignored(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def compare_run(run: Run, expected: Any, actual: Any) -> list[Comparison]:
+        reach()
+        return [
+            replace(comparison, bits_step=None, bytes_step=None) if comparison.length_differs else comparison
+            for comparison in original(run, expected, actual)
+        ]
+
+    return compare_run
+
+
+def _first_session_only(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def compare_run(run: Run, expected: Any, actual: Any) -> list[Comparison]:
+        reach()
+        return original(run, expected, actual)[:1]
+
+    return compare_run
+
+
+def _expected_from_the_run(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def compare_run(run: Run, expected: Any, actual: Any) -> list[Comparison]:
+        reach()
+        return original(run, actual, actual)
+
+    return compare_run
+
+
+def nothing_found(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A check that never finds anything."""
+
+    def check(*arguments: Any, **rest: Any) -> list:
+        reach()
+        return []
+
+    return check
+
+
+def _always_zero(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def count(self: Any) -> int:
+        reach()
+        return 0
+
+    return count
+
+
+def _always_noise(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def is_noise(*arguments: Any) -> bool:
+        reach()
+        return True
+
+    return is_noise
+
+
+def _everything_marked(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def count_marks(run: Run) -> dict[str, int]:
+        reach()
+        return {name: max(1, count) for name, count in original(run).items()}
+
+    return count_marks
+
+
+def _best_verdict(original: Any, reach: Reach) -> Any:
+    def merge(verdicts: Any) -> Verdict:
+        reach()
+        verdicts = list(verdicts)
+        return Verdict.PASS if Verdict.PASS in verdicts else original.__func__(verdicts)
+
+    return staticmethod(merge)
+
+
+def _problems_pass(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def judge_exact(case: Case, run: Run, problems: list[str]) -> Outcome:
+        if problems:
+            reach()
+        return original(case, run, [])
+
+    return judge_exact
+
+
+def _checker(name: str, fault: str, plant: Any, *trials: Trial) -> Mutant:
+    return Mutant(
+        name=name, fault=fault, part="checkers", killers=(Killer.SELF_TEST,), plant=plant, trials=trials
+    )
+
+
+POSITION = must_see("position_off_by_one", Killer.BITS, cases.mixed("llama"))
+REPLAY = must_see("replay_without_generated_tokens", Killer.BITS, cases.preempted("llama"))
+
+MUTANTS = (
+    _checker(
+        "checker_compares_the_first_token_only",
+        "Only the first generated token is compared.",
+        method_plant(exact_runner, "compare_run", _first_token_only),
+        REPLAY,
+    ),
+    _checker(
+        "checker_ignores_length",
+        "An answer that is too short or too long counts as equal.",
+        method_plant(exact_runner, "compare_run", _length_ignored),
+        must_see("one_token_short", Killer.BYTES, cases.mixed("llama")),
+    ),
+    _checker(
+        "checker_looks_at_one_session",
+        "Only the first session of a case is compared.",
+        method_plant(exact_runner, "compare_run", _first_session_only),
+        POSITION,
+    ),
+    _checker(
+        "oracle_shares_state_with_the_run",
+        "The reference is what the run itself gave.",
+        method_plant(exact_runner, "compare_run", _expected_from_the_run),
+        POSITION,
+    ),
+    _checker(
+        "oracle_shares_state_with_the_real_run",
+        "The reference is what the run on llama.cpp itself gave.",
+        method_plant(judge_module, "compare_run", _expected_from_the_run),
+        must_see("position_off_by_one", Killer.BITS, cases.mixed("llama"), place=Place.REAL),
+    ),
+    _checker(
+        "checker_of_ends_blind",
+        "Tokens after a cancel and unexplained failures are not looked for.",
+        method_plant(exact_runner, "check_ends", nothing_found),
+        must_see("token_after_cancel", Killer.ENDS, cases.cancelled("llama")),
+    ),
+    _checker(
+        "partition_unchecked",
+        "Nobody counts whether every session has one end.",
+        method_plant(Driver, "_check_partition", nothing_found),
+        must_see("cancelled_session_never_reported", Killer.ENDS, cases.cancelled("llama")),
+    ),
+    _checker(
+        "conservation_unchecked",
+        "Cells and ids are not counted after a step.",
+        method_plant(Memory, "check_conservation", nothing_found),
+        must_see("cell_leaked_at_every_end", Killer.CONSERVATION, cases.mixed("llama")),
+    ),
+    _checker(
+        "results_not_validated",
+        "Whatever an engine says is applied.",
+        method_plant(loop_module, "validate_result", nothing_found),
+        must_see("rebuild_debited_as_service", Killer.LEGALITY, cases.preempted("llama")),
+    ),
+    _checker(
+        "plans_not_validated",
+        "Whatever a policy says is carried out.",
+        method_plant(loop_module, "validate_plan", nothing_found),
+        must_see("token_budget_not_charged", Killer.LEGALITY, cases.mixed("llama")),
+    ),
+    _checker(
+        "second_run_not_compared",
+        "A case runs twice but the two are not compared.",
+        method_plant(exact_runner, "_signature", nothing_found),
+        must_see("second_run_differs", Killer.REPRODUCIBILITY, cases.mixed("llama")),
+    ),
+    _checker(
+        "leftovers_ignored",
+        "Cells that are held when nothing is live go unnoticed.",
+        method_plant(ExactPool, "num_used", _always_zero),
+        must_see("idle_pool_not_cleared", Killer.MEMORY, cases.mixed("llama")),
+    ),
+    _checker(
+        "problems_do_not_count",
+        "A case with problems but without a divergence passes.",
+        method_plant(exact_runner, "judge_exact", _problems_pass),
+        must_see("session_ends_twice", Killer.ENDS, cases.mixed("llama")),
+    ),
+    _checker(
+        "noise_explains_everything",
+        "In the stock layout every changed token counts as rounding.",
+        method_plant(judge_module, "is_noise", _always_noise),
+        must_see("logits_rows_swapped", Killer.BITS, cases.mixed("llama", **cases.STOCK), place=Place.REAL),
+    ),
+    _checker(
+        "marks_counted_from_wishes",
+        "A mark is counted although nothing of its kind happened.",
+        method_plant(exact_runner, "count_marks", _everything_marked),
+        must_not_claim("shared", cases.mixed("llama")),
+        must_not_claim("preempted", cases.mixed("llama")),
+    ),
+    _checker(
+        "best_verdict_wins",
+        "Merged verdicts keep the best one.",
+        method_plant(Verdict, "merge", _best_verdict),
+        Trial(name="pass with fail and unknown", run=worst_verdict_wins),
+    ),
+)

@@ -1,0 +1,136 @@
+"""Mutants of the oracle and its memo. Every run has a memo folder and an oracle of its own, thrown away
+afterwards."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import parity.oracle as oracle_module
+from parity.mutants import cases, sharing_cases
+from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial, replaced
+from parity.mutants.rows import DIFFERS
+from parity.mutants.seam import method_plant
+from parity.mutants.trials import complaints_of
+from parity.numerics import ROW
+from parity.oracle import Oracle, Question
+from parity.records import Case
+from parity.runner import Runner
+
+
+def memo_trial(*runs: Case) -> Trial:
+    """Cases one after the other, each in a runner of its own, with one memo folder."""
+
+    def run() -> tuple[Complaint, ...]:
+        with tempfile.TemporaryDirectory() as folder:
+
+            def into_folder(original: Any) -> Callable[..., Path]:
+                def cache_dir(*parts: str) -> Path:
+                    path = Path(folder, *parts)
+                    path.mkdir(parents=True, exist_ok=True)
+                    return path
+
+                return cache_dir
+
+            with replaced(oracle_module, "cache_dir", into_folder):
+                return tuple(c for case in runs for c in complaints_of(Runner(n_threads=1).run(case, ROW)))
+
+    return Trial(
+        name=f"{runs[0].family} memo", family=runs[0].family, place=Place.REAL, case=runs[0], run=run
+    )
+
+
+def _short_key(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def key(self: Question) -> str:
+        if len(self.prompt) > 8:
+            reach()
+        return original(replace(self, prompt=self.prompt[:8]))
+
+    return key
+
+
+def _limitless_key(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def key(self: Question) -> str:
+        reach()
+        return original(replace(self, max_tokens=1))
+
+    return key
+
+
+def _nameless_key(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def key(self: Question) -> str:
+        if self.sampling.temperature:
+            reach()
+        return original(replace(self, request_id="", sampling=replace(self.sampling, seed=0)))
+
+    return key
+
+
+def _one_folder(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def init(self: Oracle, *arguments: Any, **rest: Any) -> None:
+        original(self, *arguments, **rest)
+        self._folder = "one"
+        reach()
+
+    return init
+
+
+def _context_not_cleared(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def run(self: Oracle, question: Question) -> Any:
+        clear, self._context.clear = self._context.clear, reach
+        try:
+            return original(self, question)
+        finally:
+            self._context.clear = clear
+
+    return run
+
+
+# With flash attention llama.cpp casts an f32 cache to f16, so only plain attention tells the two apart.
+STREAMS_CASE = cases.mixed("llama", **cases.STREAMS)
+
+MUTANTS = (
+    Mutant(
+        name="oracle_memo_by_the_first_tokens",
+        part="oracle",
+        killers=DIFFERS,
+        plant=method_plant(Question, "key", _short_key),
+        fault="Answers are remembered by the beginning of their prompt.",
+        trials=(memo_trial(sharing_cases.shared_prefix("llama", prefix_cache=False)),),
+    ),
+    Mutant(
+        name="oracle_memo_without_the_limit",
+        part="oracle",
+        killers=(Killer.BYTES,),
+        plant=method_plant(Question, "key", _limitless_key),
+        fault="Answers are remembered whatever their number of tokens was.",
+        trials=(memo_trial(cases.one_prompt_two_limits("llama")),),
+    ),
+    Mutant(
+        name="oracle_memo_without_the_seed",
+        part="oracle",
+        killers=(Killer.BYTES,),
+        plant=method_plant(Question, "key", _nameless_key),
+        fault="Answers are remembered whatever their seed and session were.",
+        trials=(memo_trial(cases.seeded("llama")),),
+    ),
+    Mutant(
+        name="oracle_memo_without_the_kv_type",
+        part="oracle",
+        killers=(Killer.BITS,),
+        plant=method_plant(Oracle, "__init__", _one_folder),
+        fault="Answers of f16 and of f32 caches are remembered together.",
+        trials=(memo_trial(STREAMS_CASE, replace(STREAMS_CASE, kv_type="f32")),),
+    ),
+    Mutant(
+        name="oracle_context_not_cleared",
+        part="oracle",
+        killers=(Killer.INTERNAL, *DIFFERS),
+        plant=method_plant(Oracle, "_run", _context_not_cleared),
+        fault="The session alone is not alone: the context still holds the one before it.",
+        trials=(memo_trial(cases.mixed("llama")), memo_trial(cases.mixed("qwen3next"))),
+    ),
+)
