@@ -31,9 +31,11 @@ RANKS = {
     "parity.mutants": 5,
     "parity.plugin": 5,
     "parity.provenance": 5,
+    "parity.replay": 5,
     "parity.report": 5,
     "parity.serve": 5,
     "parity.suite": 5,
+    "parity.suite_splits": 5,
 }
 RANK_OF_THE_REST = 3
 
