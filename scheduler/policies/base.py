@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from scheduler.legality import interval_limit
 from scheduler.policies.contract import Contract
 from scheduler.policies.overload import QUEUE, Overload
 from scheduler.policies.reservation import MAXIMUM, Reservation
@@ -213,7 +212,7 @@ class PlanBuilder:
         if limit is not None:
             available = min(available, limit)
         available = min(available, self.policy.chunk_tokens(state, view, available))
-        stop = min(interval_limit(view, start), start + available)
+        stop = min(view.limit_at(start), start + available)
         if stop - start > 1:
             stop = state.memory.chunk_stop(view, start=start, stop=stop)
         if stop <= start:

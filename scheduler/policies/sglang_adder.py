@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from scheduler.legality import interval_limit
 from scheduler.policies.base import PlanBuilder, Policy
 from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.records import (
@@ -150,7 +149,7 @@ class SglangAdder(Policy):
         """A prompt that is cut is cut at a page boundary, if there is one within reach."""
         running = view.state is SessionState.RUNNING
         start = view.computed if running else state.memory.cached_tokens(view)
-        if interval_limit(view, start) - start <= available:
+        if view.limit_at(start) - start <= available:
             return available
         page = self.limits.page_tokens
         return (start + available) // page * page - start if (start + available) // page * page > start else available
@@ -172,7 +171,7 @@ class SglangAdder(Policy):
             rows = plan.add(view, limit=self._extend_left(batch))
             if rows:
                 batch.add(extend=rows, cached=view.computed, lead=Lead.COLD)
-                cut = view.computed + rows < interval_limit(view, view.computed)
+                cut = view.computed + rows < view.limit_at(view.computed)
                 if cut or view.computed % self.limits.page_tokens or not self.mix_chunked:
                     plan.closed = True
                     return
@@ -206,7 +205,7 @@ class SglangAdder(Policy):
                 return
             rows = left - plan.tokens_left
             batch.add(extend=rows, cached=cached, lead=Lead.WARM if warm else Lead.COLD)
-            plan.closed = cached + rows < interval_limit(view, cached)
+            plan.closed = cached + rows < view.limit_at(cached)
 
     def _judge(self, batch: _Batch, state: SchedulerState, view: SessionView, *, warm: bool) -> Verdict:
         if self.priority_scheduling:
@@ -220,7 +219,7 @@ class SglangAdder(Policy):
         if batch.lead is Lead.NONE:
             return True
         limits, chunk_left = self.limits, self._extend_left(batch)
-        rows = min(interval_limit(view, cached) - cached, tokens_left if chunk_left is None else chunk_left)
+        rows = min(view.limit_at(cached) - cached, tokens_left if chunk_left is None else chunk_left)
         extend, total_cached = batch.extend + rows, batch.cached + cached
         bounds = ((limits.extend_limit(), extend), (limits.max_cached_tokens, total_cached),
                   (limits.max_buffer_bytes, (extend + total_cached) * limits.buffer_bytes_per_token))

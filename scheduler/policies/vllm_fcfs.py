@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scheduler.legality import interval_limit
 from scheduler.policies.base import PlanBuilder, Policy
 from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, READINESS, TOKENS, Contract
 from scheduler.records import IterationPlan, PolicyIdentity, SchedulerState, SessionState, SessionView
@@ -114,7 +113,7 @@ class VllmFcfs(Policy):
                 continue
             cached = memory.cached_tokens(view)
             available = min(plan.tokens_left, state.max_chunk_tokens)
-            rows = min(interval_limit(view, cached) - cached, self.chunk_tokens(state, view, available))
+            rows = min(view.limit_at(cached) - cached, self.chunk_tokens(state, view, available))
             if not plan.enter(view, future_rows=cached + rows) and not self.keeps_scanning(state, view):
                 break
         return plan.build()

@@ -1,0 +1,143 @@
+"""Numbers of deadlines, overload, tails: least slack, bounded and rejecting overload, SCORPIO's guards, DistServe."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from parity.ledger import INSUFFICIENT, OutcomeLedger, ledger_of, nearest_rank, served_sessions, tails_of, tpot_ms
+from scheduler.policies.dist_goodput import sweep_goodput
+from scheduler.records import ServiceLevel
+from tests.scheduler.policies.workloads import TICK_MS, order_of_first_chunks, play, rows_per_step, session
+
+SLO = ServiceLevel(ttft_ms=30.0, tbt_ms=20.0)
+BOUNDED = {"overload": {"kind": "bounded", "max_live": 4}}
+
+
+def burst(options=None, policy="least_slack"):
+    """Six requests at once, two rows a tick, one first-token and one next-token unit each."""
+    played = play(*[session(1, 2, slo=SLO, first_token=1000 * (i + 1)) for i in range(6)], policy=policy,
+                  options=options, max_num_batched_tokens=2)
+    return played, ledger_of(served_sessions(played.run), window_ms=60.0)
+
+
+def test_accepting_all_of_the_burst_completes_six_and_misses_two_first_tokens():
+    played, ledger = burst()
+    assert (ledger.offered, ledger.completed, ledger.valid, ledger.missed, ledger.rejected) == (6, 6, 4, 2, 0)
+    late = [item for item in served_sessions(played.run) if not item.is_valid]
+    assert [item.ttft_ms for item in late] == [40.0, 40.0]
+    assert all(gap <= 20.0 for item in late for gap in item.gaps_ms)
+
+
+def test_two_endpoints_of_the_burst_are_selected_with_negative_predicted_slack():
+    played, _ = burst()
+    slacks = [key[0] for traced in played.run.trace for key in traced.flight.plan.order]
+    assert sum(slack < 0 for slack in slacks) == 2
+
+
+def test_a_cap_of_four_live_accepts_four_of_the_burst_all_valid_at_the_same_goodput():
+    _, all_accepted = burst()
+    _, bounded = burst(BOUNDED)
+    assert (bounded.accepted, bounded.valid, bounded.rejected, bounded.missed) == (4, 4, 2, 0)
+    assert bounded.figure("request_goodput").value == all_accepted.figure("request_goodput").value
+    assert bounded.figure("request_throughput").value < all_accepted.figure("request_throughput").value
+
+
+def test_rejecting_the_infeasible_gives_up_the_two_that_would_be_late():
+    _, ledger = burst({"overload": {"kind": "reject_infeasible", "tick_ms": TICK_MS}})
+    assert (ledger.valid, ledger.missed, ledger.rejected) == (4, 0, 2)
+
+
+def test_scorpio_rejects_what_cannot_meet_its_first_deadline():
+    _, ledger = burst({"tick_ms": TICK_MS}, policy="scorpio_guard")
+    assert ledger.rejected and ledger.valid + ledger.missed + ledger.rejected == 6
+    assert all(item.ttft_ms <= 30.0 for item in served_sessions(burst({"tick_ms": TICK_MS}, "scorpio_guard")[0].run)
+               if item.emissions_ms)
+
+
+def test_scorpio_orders_by_deadline_and_bounds_the_virtual_batch():
+    tight, loose = ServiceLevel(ttft_ms=1000.0, tbt_ms=20.0), ServiceLevel(ttft_ms=900.0, tbt_ms=40.0)
+    options = {"tick_ms": TICK_MS, "base_ms": 4.0, "ms_per_session": 8.0}
+    played = play(*[session(2, 6, slo=slo, first_token=1000 * (i + 1)) for i, slo in enumerate((tight, tight, loose,
+                                                                                               loose))],
+                  policy="scorpio_guard", options=options)
+    assert order_of_first_chunks(played)[:2] == ["s2", "s3"]
+    live = [len(step) for step in rows_per_step(played)]
+    # 4 + 8 * size <= 20 admits a virtual size of 2: four loose halves at most, or two tight ones.
+    assert max(live) <= 4
+    started = {name: next(i for i, step in enumerate(rows_per_step(played)) if name in step)
+               for name in ("s0", "s1", "s2", "s3")}
+    assert started["s1"] > started["s0"] >= started["s2"]
+
+
+def test_scorpio_decodes_a_loose_session_every_other_step_beside_a_tight_one():
+    tight, loose = ServiceLevel(tbt_ms=20.0), ServiceLevel(tbt_ms=40.0)
+    played = play(session(1, 9, slo=tight), session(1, 4, slo=loose, first_token=3000), policy="scorpio_guard")
+    steps = rows_per_step(played)
+    assert all("s0" in step for step in steps[:9])
+    assert [i for i, step in enumerate(steps) if "s1" in step][1:4] == [2, 4, 6]
+    assert all(item.is_valid for item in served_sessions(played.run))
+
+
+@pytest.mark.parametrize(("options", "expected"), [(BOUNDED, (122, 0, 118)), ({}, None)])
+def test_saturation_closes_and_a_bounded_policy_serves_122_of_240(options, expected):
+    """Two arrivals a tick for 120 ticks: 240 requests of two rows in a window of 130 ticks of two rows."""
+    sessions = [session(1, 2, at=i // 2, slo=SLO, first_token=1000 + 10 * i) for i in range(240)]
+    played = play(*sessions, policy="least_slack", options=options, max_num_batched_tokens=2, max_num_seqs=256,
+                  num_sequences=256, pool_cells=1000)
+    ledger = ledger_of(served_sessions(played.run, until_ms=1300.0), window_ms=1300.0)
+    demand = sum(len(s.prompt) + s.max_tokens - 1 for s in sessions)
+    possible = 130 * 2
+    assert (demand, possible, demand - possible) == (480, 260, 220)
+    assert ledger.offered == ledger.valid + ledger.missed + ledger.rejected + ledger.open == 240
+    if expected is not None:
+        assert (ledger.valid, ledger.missed, ledger.rejected) == expected
+        assert ledger.figure("completed_attainment").value == 1
+        assert ledger.figure("offered_attainment").value == Fraction(122, 240)
+        assert f"{float(ledger.figure('offered_attainment').value):.3%}" == "50.833%"
+    else:
+        assert ledger.rejected == 0
+        assert ledger.open + ledger.missed >= 110  # 220 rows of excess are 110 requests that cannot be in time
+
+
+def test_98_values_of_10_and_two_of_500_have_mean_19_8_p95_10_and_p99_500():
+    tails = tails_of([10.0] * 98 + [500.0] * 2, population="ttft_ms of completed requests")
+    assert (tails.mean, tails.p95, tails.p99) == (19.8, 10.0, 500.0)
+
+
+@pytest.mark.parametrize(("count", "reported"), [(1, ()), (2, ("p50",)), (19, ("p50",)), (20, ("p50", "p95")),
+                                                 (99, ("p50", "p95")), (100, ("p50", "p95", "p99"))])
+def test_a_percentile_is_reported_only_from_its_least_sample_on(count, reported):
+    tails = tails_of([1.0] * count, population="x")
+    assert tuple(name for name in ("p50", "p95", "p99") if getattr(tails, name) != INSUFFICIENT) == reported
+
+
+def test_nearest_rank_is_the_ceiling_of_p_n():
+    values = [float(i) for i in range(1, 21)]
+    assert [nearest_rank(values, p) for p in (1, 5, 6, 50, 51, 95, 96, 100)] == [1, 1, 2, 10, 11, 19, 20, 20]
+
+
+def test_tpot_of_one_output_is_undefined():
+    one, two = served_sessions(play(session(1, 1), session(1, 2, first_token=2000)).run)
+    assert tpot_ms(one) is None
+    assert tpot_ms(two) == TICK_MS
+
+
+def test_goodput_is_the_last_swept_rate_before_attainment_falls_below_alpha():
+    def attainment(rate: float) -> float:
+        """Offered attainment of least slack at ``rate`` requests per tick: a replay per rate."""
+        sessions = [session(1, 2, at=int(i / rate), slo=SLO, first_token=1000 + 10 * i) for i in range(60)]
+        played = play(*sessions, policy="least_slack", max_num_batched_tokens=2, max_num_seqs=64)
+        ledger = ledger_of(served_sessions(played.run), window_ms=1e6)
+        return float(ledger.figure("offered_attainment").value)
+
+    sweep = sweep_goodput(attainment, [0.5, 1.0, 1.5, 2.0], alpha=0.9)
+    assert sweep.rate == 1.0  # two rows a tick are one request a tick
+    assert [rate for rate, _ in sweep.points] == [0.5, 1.0, 1.5]
+
+
+def test_ledger_refuses_outcomes_that_do_not_close():
+    with pytest.raises(ValueError, match="do not close"):
+        OutcomeLedger(window_ms=1.0, offered=5, valid=2, late=0, failed=0, cancelled=0, rejected=2, open=0,
+                      emitted_tokens=2, valid_tokens=2)
