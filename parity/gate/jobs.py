@@ -1,0 +1,176 @@
+"""Running one check in a process of the pool; whatever breaks on the way is unknown, never pass."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from time import monotonic
+
+import numpy as np
+
+from parity.commands.mutants import select_trials
+from parity.errors import UsageError
+from parity.gate.plan import GateJob
+from parity.gate.records import CheckKind, Counts, GateCheck, NoiseHistogram
+from parity.golden.regenerate import find_changes
+from parity.mutants import all_mutants
+from parity.mutants.running import Status, judge_mutants
+from parity.profiles import profile_of
+from parity.records import Verdict
+from parity.suite import SuiteResult, run_suite
+from parity.suite_splits import pinned_splits, run_split_suite
+from scheduler.limits import Layout
+
+NOISE_DECADES = range(-8, 3)
+
+
+def run_job(job: GateJob) -> GateCheck:
+    """The check's verdict. Bad input and bugs of ours end as *unknown* with their message."""
+    started = monotonic()
+    try:
+        check = RUNNERS[job.kind](job)
+    except UsageError as error:
+        check = _check(job, Verdict.UNKNOWN, reason=error.line)
+    except Exception as error:  # the boundary of a check: one that broke must neither pass nor end the others
+        check = _check(
+            job,
+            Verdict.UNKNOWN,
+            reason=f"internal error: {type(error).__name__}: {error}",
+            explanation=traceback.format_exc(limit=-6),
+        )
+    return replace(check, seconds=round(monotonic() - started, 2))
+
+
+def _check(job: GateJob, verdict: Verdict, **evidence) -> GateCheck:
+    return GateCheck(
+        kind=job.kind,
+        name=job.name,
+        family=job.family,
+        split=job.split,
+        verdict=verdict,
+        layout=job.layout.value if job.layout else "",
+        **evidence,
+    )
+
+
+def _run_suite(job: GateJob) -> GateCheck:
+    result = run_suite(
+        job.family, job.layout, model=job.model, min_sessions=job.sessions, seed_value=job.seed, tier=job.tier
+    )
+    return suite_check(job, result)
+
+
+def _run_split(job: GateJob) -> GateCheck:
+    row = job.model.partition(":")[2] or "tiny"
+    split = next(split for split in pinned_splits(job.family, row) if split.name == job.split)
+    return suite_check(
+        job, run_split_suite(job.family, split, min_sessions=job.sessions, seed_value=job.seed)
+    )
+
+
+def suite_check(job: GateJob, result: SuiteResult) -> GateCheck:
+    """A suite's result as a check, with its verdict by tier."""
+    counts = Counts(
+        cases=result.cases,
+        sessions=result.sessions,
+        bit_identical=result.bit_identical,
+        byte_identical=result.byte_identical,
+        crashes=result.crashes,
+    )
+    divergences = result.failure.divergences if result.failure is not None else ()
+    measured = job.layout is Layout.STOCK
+    bits, in_bytes = (
+        (None, None) if measured else tier_verdicts(result, exact_reason=profile_of(result.model).reason)
+    )
+    return _check(
+        job,
+        result.verdict,
+        reason=result.reason,
+        explanation=result.explanation,
+        counts=counts,
+        bits=bits,
+        bytes=in_bytes,
+        measured=measured,
+        marks=dict(result.marks),
+        missing_marks=result.missing,
+        divergence=divergences[0] if divergences else None,
+        case_file=result.case_file,
+        noise=noise_histogram(result.noise) if result.noise else None,
+    )
+
+
+def tier_verdicts(result: SuiteResult, *, exact_reason: str) -> tuple[Verdict, Verdict]:
+    """Verdicts of tier bits and tier bytes. Bits are unknown where no numerics profile is exact."""
+
+    def verdict(identical: int) -> Verdict:
+        if result.crashes or identical < result.sessions or result.missing:
+            return Verdict.FAIL
+        return Verdict.PASS if result.sessions and result.verdict is not Verdict.FAIL else Verdict.UNKNOWN
+
+    bits = Verdict.UNKNOWN if exact_reason else verdict(result.bit_identical)
+    return bits, verdict(result.byte_identical)
+
+
+def noise_histogram(samples: list[float]) -> NoiseHistogram:
+    """Counts by power of ten of how far logits moved."""
+    values = np.asarray(samples, np.float64)
+    edges = np.array([10.0**decade for decade in NOISE_DECADES])
+    moved = np.clip(values[values > 0], edges[0], edges[-1] * 0.999)
+    counts, _ = np.histogram(moved, bins=edges)
+    return NoiseHistogram(
+        samples=len(values),
+        unmoved=int((values == 0).sum()),
+        median=float(np.median(values)),
+        largest=float(values.max()),
+        edges=tuple(edges.tolist()),
+        counts=tuple(counts.tolist()),
+    )
+
+
+def _run_goldens(job: GateJob) -> GateCheck:
+    changes, _ = find_changes(job.family, search=False)
+    verdict = Verdict.merge(change.verdict for change in changes)
+    wrong = [change for change in changes if change.verdict is not Verdict.PASS]
+    sessions = sum(len(change.golden.sessions) for change in changes if change.golden is not None)
+    reason = wrong[0].describe().splitlines()[0] if wrong else ""
+    return _check(
+        job,
+        verdict,
+        reason=reason,
+        explanation="\n".join(change.describe() for change in wrong),
+        counts=Counts(cases=len(changes), sessions=sessions),
+    )
+
+
+def _run_mutants(job: GateJob) -> GateCheck:
+    reports = judge_mutants(
+        all_mutants(),
+        lambda mutant: select_trials(mutant, family=job.family or None, fast=True),
+        lambda report: None,
+    )
+    alive = [report for report in reports if report.status is not Status.KILLED]
+    verdict = Verdict.FAIL if alive else Verdict.PASS if reports else Verdict.UNKNOWN
+    reason = (
+        f"{len(alive)} of {len(reports)} not killed: {', '.join(r.name for r in alive[:5])}" if alive else ""
+    )
+    return _check(
+        job,
+        verdict,
+        reason=reason or ("" if reports else "no mutant applies"),
+        explanation="\n".join(f"{r.name}: {r.status.value}, {r.fault}" for r in alive),
+        marks={"killed": len(reports) - len(alive), "planted": len(reports)},
+    )
+
+
+def _run_policies(job: GateJob) -> GateCheck:
+    return _check(job, Verdict.UNKNOWN, reason="policies are not checked yet")
+
+
+RUNNERS: dict[CheckKind, Callable[[GateJob], GateCheck]] = {
+    CheckKind.SUITE: _run_suite,
+    CheckKind.SPLIT: _run_split,
+    CheckKind.GOLDEN: _run_goldens,
+    CheckKind.MUTANTS: _run_mutants,
+    CheckKind.POLICIES: _run_policies,
+}

@@ -1,0 +1,111 @@
+"""The gate's run: jobs in a bounded pool of processes, progress, and the tests that stand for the checks."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from multiprocessing import get_context
+from pathlib import Path
+from time import monotonic
+
+from parity.gate.jobs import run_job
+from parity.gate.plan import GateJob, plan_gate
+from parity.gate.records import CheckKind, GateCheck, GateOptions, GateResult
+from parity.provenance import provenance
+from parity.records import Verdict
+from parity.store import REPOSITORY
+
+OnCheck = Callable[[GateCheck, int, int], None]
+
+# The pytest module and test that say the same as a check, for annotations: file, function.
+TESTS: dict[CheckKind, tuple[str, str]] = {
+    CheckKind.SUITE: ("tests/families/test_concurrent_parity.py", "test_concurrent_parity"),
+    CheckKind.GOLDEN: ("tests/families/test_golden.py", "test_outputs_are_the_golden_ones"),
+    CheckKind.SPLIT: ("tests/families/test_splits_parity.py", ""),
+    CheckKind.MUTANTS: ("tests/selftest/test_mutants.py", ""),
+    CheckKind.POLICIES: ("tests/scheduler/test_policies.py", ""),
+}
+
+
+def run_gate(options: GateOptions, on_check: OnCheck = lambda check, done, total: None) -> GateResult:
+    """Run everything that was asked for. Raises ``UsageError`` for options that cannot be run at all."""
+    started = monotonic()
+    jobs, decided, models = plan_gate(options)
+    total = len(jobs) + len(decided)
+    checks = []
+    for check in decided:
+        checks.append(located(check))
+        on_check(check, len(checks), total)
+    for check in _run_jobs(jobs, options.jobs):
+        checks.append(located(check))
+        on_check(check, len(checks), total)
+    order = {job.name: index for index, job in enumerate(jobs)}
+    checks.sort(key=lambda check: order.get(check.name, -1))
+    return GateResult(
+        options=options,
+        provenance=provenance(seed=options.seed or 0),
+        checks=tuple(checks),
+        models=models,
+        seconds=round(monotonic() - started, 1),
+    )
+
+
+def _run_jobs(jobs: list[GateJob], limit: int):
+    """Checks as they end. A process that dies makes unknown what had not ended."""
+    if not jobs:
+        return
+    with ProcessPoolExecutor(min(limit, len(jobs)), mp_context=get_context("spawn")) as pool:
+        futures: dict[Future, GateJob] = {pool.submit(run_job, job): job for job in by_cost(jobs)}
+        for future in as_completed(futures):
+            job = futures[future]
+            try:
+                yield future.result()
+            except BrokenProcessPool as error:
+                yield GateCheck(
+                    kind=job.kind,
+                    name=job.name,
+                    family=job.family,
+                    split=job.split,
+                    layout=job.layout.value if job.layout else "",
+                    verdict=Verdict.UNKNOWN,
+                    reason=f"a process of the gate died: {error}",
+                )
+
+
+def by_cost(jobs: list[GateJob]) -> list[GateJob]:
+    """Longest first, so that no core waits at the end."""
+    cost = {
+        CheckKind.MUTANTS: 0,
+        CheckKind.SUITE: 1,
+        CheckKind.POLICIES: 2,
+        CheckKind.SPLIT: 3,
+        CheckKind.GOLDEN: 4,
+    }
+    return sorted(jobs, key=lambda job: cost[job.kind])
+
+
+def located(check: GateCheck) -> GateCheck:
+    """The check with the file and line that an annotation points to: its test, else its family's manifest."""
+    if check.kind in TESTS:
+        file, function = TESTS[check.kind]
+        if (REPOSITORY / file).is_file():
+            return replace(check, test_file=file, test_line=line_of(file, function))
+    manifest = f"manifests/{check.family}.yaml"
+    return replace(check, test_file=manifest if check.family else "pyproject.toml", test_line=1)
+
+
+@functools.cache
+def line_of(file: str, function: str) -> int:
+    """Line of a function in a file of the checkout; of its first test without a name; 1 if there is none."""
+    tree = ast.parse(Path(REPOSITORY / file).read_text(encoding="utf-8"))
+    tests = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and (node.name == function or not function and node.name.startswith("test_"))
+    ]
+    return min((node.lineno for node in tests), default=1)
