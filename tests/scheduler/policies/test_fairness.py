@@ -1,0 +1,247 @@
+"""Numbers of fairness: client gaps, VTC, its completion-settled relative, aging, reuse quotas, MLFQ, starvation."""
+
+from __future__ import annotations
+
+import pytest
+
+from parity.ledger import claim_vtc_bound, client_reports, service_of, starved_clients
+from parity.records import Fault, FaultKind
+from parity.replay import replay
+from scheduler.limits import Layout
+from scheduler.policies import make_policy
+from scheduler.records import Request, ServiceLevel, SessionState, SessionView
+from tests.scheduler.policies.workloads import TICK_MS, order_of_first_chunks, play, session, workload
+
+ONE_EVENT = {"max_num_batched_tokens": 1, "max_num_seqs": 1}
+
+
+def flood(policy: str, **options):
+    """A offers eight events of cost two, B four, all at once; one event a tick; six are in time."""
+    slo = ServiceLevel(ttft_ms=6 * TICK_MS)
+    events = [session(1, 1, client_id="A", slo=slo, first_token=1000 + i) for i in range(8)]
+    events += [session(1, 1, client_id="B", slo=slo, first_token=2000 + i) for i in range(4)]
+    return play(*events, policy=policy, options=options, **ONE_EVENT)
+
+
+WEIGHTS = {"input_weight": 1, "output_weight": 1}  # one prompt row and one output: cost two
+
+
+@pytest.mark.parametrize(("policy", "options", "gap"), [
+    ("fcfs", {}, 16), ("vtc", WEIGHTS, 2), ("vtc_completed", WEIGHTS, 2)])
+def test_fifo_lets_the_gap_reach_16_and_least_service_keeps_it_at_2(policy, options, gap):
+    ledger = service_of(flood(policy, **options).run, **WEIGHTS)
+    assert ledger.gap("A", "B") == gap
+    assert ledger.totals() == {"A": 16, "B": 8}
+
+
+@pytest.mark.parametrize(("policy", "options", "valid"), [
+    ("fcfs", {}, {"A": 6, "B": 0}), ("vtc", WEIGHTS, {"A": 3, "B": 3})])
+def test_equal_goodput_hides_who_got_it(policy, options, valid):
+    reports = client_reports(flood(policy, **options).run, window_ms=12 * TICK_MS, **WEIGHTS)
+    assert {client: report.outcomes.valid for client, report in reports.items()} == valid
+    assert sum(report.outcomes.valid for report in reports.values()) == 6
+    assert not any(report.starved for report in reports.values())
+
+
+# -- VTC ---------------------------------------------------------------------------------------------------------
+
+
+def backlogged(**fields):
+    """Two clients with more than they get: prompts of up to 8, at most 4 tokens running."""
+    sessions = []
+    for i in range(12):
+        for client, prompt in (("f", 1 + i % 3), ("g", 1)):
+            sessions.append(session(prompt, 1, client_id=client, first_token=1000 * (len(sessions) + 2)))
+    return workload(*sessions, policy="vtc", options={"input_weight": 1, "output_weight": 2},
+                    max_num_batched_tokens=4, max_num_seqs=1, **fields)
+
+
+CLAIM = {"start_ms": 0.0, "stop_ms": 10 * TICK_MS, "max_input_tokens": 8, "max_running_tokens": 4,
+         "input_weight": 1, "output_weight": 2}
+
+
+def test_vtc_bound_is_16_for_weights_1_and_2_inputs_of_8_and_4_running():
+    claim = claim_vtc_bound(replay(backlogged()).run, "f", "g", **CLAIM)
+    assert claim.premises == dict.fromkeys(claim.premises, True)
+    assert claim.bound == 16
+    assert 0 < claim.gap <= claim.bound
+
+
+@pytest.mark.parametrize(("premise", "change"), [
+    ("algorithm", {"input_weight": 3}), ("both_backlogged", {"stop_ms": 1e6}), ("bounds", {"max_input_tokens": 2})])
+def test_vtc_bound_is_not_claimed_without_a_premise(premise, change):
+    claim = claim_vtc_bound(replay(backlogged()).run, "f", "g", **{**CLAIM, **change})
+    assert claim.premises[premise] is False
+    assert claim.bound is None
+
+
+def test_vtc_bound_is_not_claimed_after_a_preemption():
+    case = backlogged(faults=(Fault(kind=FaultKind.PREEMPT, step=1, session=2),))
+    two_steps = workload(*[session(2, 3, client_id=c, first_token=1000 * (i + 2)) for i, c in enumerate("fgfgfgfg")],
+                         policy="vtc", faults=(Fault(kind=FaultKind.PREEMPT, step=1, session=0),), max_num_seqs=1)
+    assert case.faults
+    claim = claim_vtc_bound(replay(two_steps).run, "f", "g", **{**CLAIM, "stop_ms": 50.0})
+    assert claim.premises["no_preemption"] is False
+    assert claim.bound is None
+
+
+def view_of(client: str, name: str = "r", prompt_tokens: int = 4, **fields) -> SessionView:
+    request = Request(request_id=name, prompt=tuple(range(prompt_tokens)), max_tokens=1, client_id=client)
+    values = {"state": SessionState.WAITING, "emitted": 0, "computed": 0, "committed": 0, "cached": 0, **fields}
+    return SessionView(request, 0, values["state"], values["emitted"], values["computed"], values["committed"],
+                       values["cached"], 0, 0, True, 0.0, None, None)
+
+
+def test_a_client_that_becomes_active_is_lifted_from_0_to_the_active_minimum_of_4():
+    policy = make_policy("vtc", input_weight=1, output_weight=2)
+    memory = policy.observe(policy.start(), "submitted", view_of("A", "a0"), 0.0)
+    memory = policy.observe(memory, "submitted", view_of("A", "a1"), 0.0)
+    memory = policy.observe(memory, "admitted", view_of("A", "a0"), 0.0)
+    memory = policy.observe(memory, "submitted", view_of("B", "b0"), 0.0)
+    assert memory.counters == {"A": 4, "B": 4}
+
+
+def test_a_client_that_comes_to_an_empty_queue_is_lifted_to_the_last_leavers_counter():
+    policy = make_policy("vtc", input_weight=1, output_weight=2)
+    memory = policy.observe(policy.start(), "submitted", view_of("A", "a0"), 0.0)
+    memory = policy.observe(memory, "admitted", view_of("A", "a0"), 0.0)
+    memory = policy.observe(memory, "submitted", view_of("B", "b0"), 0.0)
+    assert memory.counters["B"] == 4
+
+
+def test_vtc_charges_the_prompt_when_it_enters_and_each_output_when_it_comes():
+    played = play(session(5, 3, client_id="A"), policy="vtc", options={"input_weight": 1, "output_weight": 2})
+    assert played.scheduler.policy_memory.counters == {"A": 5 + 3 * 2}
+
+
+def failed_then_completed(policy: str):
+    case = workload(session(4, 1, client_id="A"), policy=policy, options={"input_weight": 1, "output_weight": 0},
+                    faults=(Fault(kind=FaultKind.DECODE_ERROR, step=0),))
+    return replay(case)
+
+
+def test_a_failed_charge_goes_0_4_0_and_publishes_nothing_then_the_retry_publishes_4():
+    policy = make_policy("vtc_completed", input_weight=1, output_weight=0)
+    selected: list[tuple[int, int]] = []
+
+    class Watched(type(policy)):
+        identity = policy.identity
+
+        def observe(self, memory, event, view, now_ms, amount=0):
+            memory = super().observe(memory, event, view, now_ms, amount)
+            if event in ("submitted", "admitted", "preempted", "resumed", "prefilled"):
+                selected.append((memory.counters["A"], memory.done.get("A", 0)))
+            return memory
+
+    case = workload(session(4, 1, client_id="A"), faults=(Fault(kind=FaultKind.DECODE_ERROR, step=0),))
+    played = replay(case, Watched(input_weight=1, output_weight=0))
+    assert played.run.problems == []
+    assert selected == [(0, 0), (4, 0), (0, 0), (4, 0), (4, 4)]
+
+
+def test_vtc_completed_publishes_exactly_the_completed_service():
+    played = failed_then_completed("vtc_completed")
+    memory = played.scheduler.policy_memory
+    assert played.scheduler.policy.published_service(memory) == \
+        service_of(played.run, input_weight=1, output_weight=0).totals() == {"A": 4}
+    assert memory.counters == {"A": 4}
+
+
+# -- aging and starvation ------------------------------------------------------------------------------------------
+
+
+def pressed(policy: str, options=None, ticks: int = 12):
+    """One low-priority request at tick 0, one high-priority request every tick, one event a tick."""
+    low = session(1, 1, priority=4, client_id="low", first_token=900)
+    high = [session(1, 1, at=t, client_id="high", first_token=2000 + t) for t in range(ticks)]
+    return play(low, *high, policy=policy, options=options, **ONE_EVENT)
+
+
+def test_static_priority_starves_the_low_request_and_the_ledger_says_so():
+    played = pressed("static_priority")
+    ledger = service_of(played.run, until_ms=12 * TICK_MS)
+    assert starved_clients(ledger, start_ms=0.0, stop_ms=12 * TICK_MS) == ["low"]
+
+
+def test_with_a_quantum_of_two_ticks_the_low_request_first_wins_at_tick_8():
+    played = pressed("aging", {"quantum_ms": 2 * TICK_MS})
+    assert played.run.emitted_at[0] == [8]
+    assert starved_clients(service_of(played.run), start_ms=0.0, stop_ms=12 * TICK_MS) == []
+
+
+def test_a_client_without_work_in_the_whole_interval_is_not_starved():
+    ledger = service_of(pressed("static_priority").run)
+    assert starved_clients(ledger, start_ms=0.0, stop_ms=1e9) == []
+
+
+# -- reuse quotas ----------------------------------------------------------------------------------------------------
+
+
+def reuse(policy_options: dict, policy: str = "preble_quota"):
+    """A prompt is resident; then one hot request that shares it arrives each tick, and one cold request at the start."""
+    first = session(16, 1, first_token=500)
+    cold = session(16, 1, at=2, first_token=9000, client_id="cold")
+    hot = [session(16, 1, at=2 + t, first_token=500, client_id="hot") for t in range(9)]
+    return workload(first, cold, *hot, policy=policy, options=policy_options, layout=Layout.STOCK, prefix_cache=True,
+                    max_num_batched_tokens=16, max_num_seqs=1, pool_cells=400, prefix_block_tokens=1)
+
+
+def completed_by_tick(played, stop_ms: float) -> dict[str, int]:
+    done = {"hot": 0, "cold": 0}
+    for event in service_of(played.run, until_ms=stop_ms).events:
+        if event.outputs and event.client_id in done:
+            done[event.client_id] += 1
+    return done
+
+
+def test_a_quota_of_two_to_one_completes_eight_hot_and_one_cold():
+    played = replay(reuse({"quotas": [2, 1]}))
+    assert played.run.problems == []
+    assert completed_by_tick(played, 11 * TICK_MS) == {"hot": 8, "cold": 1}
+
+
+def test_no_group_is_suppressed_in_any_cycle():
+    sessions = [session(16, 1, first_token=500)]
+    sessions += [session(16, 1, at=2, first_token=9000 + 100 * i, client_id="cold") for i in range(4)]
+    sessions += [session(16, 1, at=2, first_token=500, client_id="hot") for _ in range(8)]
+    case = workload(*sessions, policy="preble_quota", options={"quotas": (2, 1)}, prefix_cache=True,
+                    max_num_batched_tokens=16, max_num_seqs=1, pool_cells=600, prefix_block_tokens=1)
+    played = replay(case)
+    clients = [case.sessions[int(name[1:])].client_id for name in order_of_first_chunks(played)][1:]
+    # The resident prompt itself was the first cycle's cold pick.
+    assert clients == ["hot", "hot", *["hot", "hot", "cold"] * 3, "cold"]
+
+
+# -- MLFQ ------------------------------------------------------------------------------------------------------------
+
+
+def mlfq(promote_after_ms: float, epochs: int = 20):
+    """A prompt whose first step costs 4 joins the queue of quantum 4; a job of cost 1 comes to the first every tick."""
+    long = session(4, 1, client_id="long", first_token=900)
+    short = [session(1, 1, at=t, client_id="short", first_token=2000 + t) for t in range(epochs)]
+    return play(long, *short, policy="fastserve_mlfq", max_num_batched_tokens=4, max_num_seqs=1,
+                options={"quantum_rows": 1, "levels": 4, "promote_after_ms": promote_after_ms})
+
+
+def test_a_long_first_step_skips_to_the_queue_that_covers_it_and_waits_behind_the_first_one():
+    assert mlfq(promote_after_ms=1e9).run.emitted_at[0] == [20]
+
+
+def test_a_starving_job_is_promoted_to_the_first_queue():
+    assert mlfq(promote_after_ms=5 * TICK_MS).run.emitted_at[0] == [6]
+
+
+def test_a_job_that_uses_up_its_quantum_falls_behind_a_new_one():
+    options = {"quantum_rows": 2, "levels": 4, "promote_after_ms": 1e9, "max_batch": 1}
+    played = play(session(1, 9), session(1, 2, at=3, first_token=3000), policy="fastserve_mlfq", options=options)
+    assert played.run.emitted_at[1] == [3, 4]
+    assert played.run.emitted_at[0] == [0, 1, 2, *range(5, 11)]
+
+
+def test_a_waiting_job_takes_the_place_of_a_running_one_of_a_lower_queue():
+    options = {"quantum_rows": 2, "levels": 4, "promote_after_ms": 1e9}
+    played = play(session(1, 9), session(1, 2, at=3, first_token=3000), policy="fastserve_mlfq", options=options,
+                  max_num_seqs=1)
+    intents = [(i.kind.value, i.request_id) for t in played.run.trace for i in t.flight.plan.intents]
+    assert ("preempt", "s0") in intents and ("resume", "s0") in intents
+    assert played.run.emitted_at[1][-1] < played.run.emitted_at[0][-1]

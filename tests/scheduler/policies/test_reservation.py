@@ -1,0 +1,139 @@
+"""Numbers of admission under uncertain outputs: hidden lengths realise what forecasts only guessed."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import pytest
+
+from parity.ledger import realised_rows
+from parity.replay import replay
+from scheduler.legality import validate_plan
+from scheduler.policies import make_policy
+from scheduler.records import Request, SchedulerState, SessionState, SessionView
+from tests.scheduler.policies.workloads import play, rows_per_step, session, workload
+
+ROW_BYTES = 131_072
+USED, HARD, WATERMARK = 8, 28, 4
+SOFT = HARD - WATERMARK
+# Total outputs of three requests that have each emitted one: declared maximum, point, p90, realised.
+TOTALS = {"A:0": (11, 5, 8, 9), "B:0": (10, 4, 7, 7), "C:0": (10, 4, 6, 8)}
+FORECASTS = {name: {"point": point, "p90": p90} for name, (_, point, p90, _) in TOTALS.items()}
+POLICIES = {"maximum": "maximum", "point": {"kind": "point", "forecasts": FORECASTS},
+            "p90": {"kind": "quantile", "forecasts": FORECASTS},
+            "watermark": {"kind": "watermark", "watermark_rows": WATERMARK, "forecasts": FORECASTS}}
+HIDDEN_ROWS = {name: realised - 1 for name, (*_, realised) in TOTALS.items()}
+
+
+class PreservedRows:
+    """Facts of a memory in which every suspended session's rows were preserved whole, and one session more runs."""
+
+    def available_rows(self) -> int:
+        return HARD - USED
+
+    def available_sequences(self) -> int:
+        return 16
+
+    def cached_tokens(self, view: SessionView) -> int:
+        return view.committed
+
+    def pinned_rows(self, view: SessionView) -> int:
+        return 0
+
+    def chunk_stop(self, view: SessionView, *, start: int, stop: int) -> int:
+        return stop
+
+
+def resume_ready(index: int, name: str, most: int) -> SessionView:
+    request = Request(request_id=name, prompt=(1, 2), max_tokens=most, priority=index)
+    return SessionView(request, index, SessionState.SUSPENDED, 1, 0, 2, 0, 4, 1, True, 0.0, 1.0, 1.0)
+
+
+def resume_state() -> SchedulerState:
+    """Three resume-ready requests in order, and a running one that holds rows and wants none."""
+    views = {name: resume_ready(i, name, most) for i, (name, (most, *_)) in enumerate(TOTALS.items())}
+    holder = SessionView(Request(request_id="holder", prompt=(1, 2), max_tokens=1), 9, SessionState.RUNNING, 0, 2, 2, 0,
+                         2, 0, False, 0.0, None, None)
+    names = tuple(views)
+    return SchedulerState(1, 1, 0.0, (), ("holder",), names, MappingProxyType({**views, "holder": holder}),
+                          PreservedRows(), 64, 16, 64, MappingProxyType({}))
+
+
+def planned(kind: str):
+    policy, state = make_policy("fcfs", reservation=POLICIES[kind]), resume_state()
+    plan = policy.plan_iteration(state)
+    validate_plan(state, plan, policy)
+    return plan
+
+
+def entered(kind: str) -> list[str]:
+    return [intent.request_id for intent in planned(kind).intents]
+
+
+@pytest.mark.parametrize(("kind", "names", "forecast_rows"), [
+    ("maximum", ["A:0", "B:0"], 27), ("point", ["A:0", "B:0", "C:0"], 18), ("p90", ["A:0", "B:0", "C:0"], 26),
+    ("watermark", ["A:0", "B:0"], 21)])
+def test_each_reservation_admits_what_its_forecast_allows(kind, names, forecast_rows):
+    assert entered(kind) == names
+    policy, views = make_policy("fcfs", reservation=POLICIES[kind]), resume_state().views
+    estimated = [policy.future_rows(resume_state(), views[name]) - views[name].committed for name in names]
+    assert USED + sum(estimated) == forecast_rows <= (SOFT if kind == "watermark" else HARD)
+
+
+@pytest.mark.parametrize("kind", ["point", "p90"])
+def test_realised_demand_of_29_breaks_the_hard_ceiling_by_one_row_of_128_kib(kind):
+    realised = realised_rows(planned(kind), used_rows=USED, hidden_rows=HIDDEN_ROWS)
+    assert realised == 29
+    assert (realised - HARD) * ROW_BYTES == 128 * 1024
+
+
+def test_watermark_plan_ends_at_22_below_the_soft_ceiling():
+    assert realised_rows(planned("watermark"), used_rows=USED, hidden_rows=HIDDEN_ROWS) == 22 < SOFT
+
+
+def test_maximum_leaves_5_rows_unused_and_point_and_p90_are_11_and_3_rows_short():
+    assert 27 - realised_rows(planned("maximum"), used_rows=USED, hidden_rows=HIDDEN_ROWS) == 5
+    assert 29 - 18 == sum(TOTALS[n][3] - TOTALS[n][1] for n in TOTALS) == 11
+    assert 29 - 26 == sum(TOTALS[n][3] - TOTALS[n][2] for n in TOTALS) == 3
+
+
+@pytest.mark.parametrize("kind", ["point", "p90"])
+def test_c_is_the_victim_when_an_optimistic_plan_is_one_row_short(kind):
+    """The same totals as new sessions beside a holder of 5 rows that grows by one a step: 11 + 21 rows at the peak."""
+    forecasts = {f"s{i + 1}": forecast for i, forecast in enumerate(FORECASTS.values())}
+    option = dict(POLICIES[kind], forecasts={**forecasts, "s0": {"point": 1, "p90": 1}})
+    three = [session(1, most, hidden=hidden, first_token=1000 * (i + 2), priority=i)
+             for i, (most, _, _, hidden) in enumerate(TOTALS.values())]
+    enough = play(session(5, 13), *three, options={"reservation": option}, pool_cells=32)
+    assert sum(record.preempted for record in enough.run.records) == 0
+    played = play(session(5, 13), *three, options={"reservation": option}, pool_cells=31)
+    assert sorted(rows_per_step(played)[0]) == ["s0", "s1", "s2", "s3"]
+    failed = next(i for i, record in enumerate(played.run.records) if record.preempted)
+    assert failed == 6
+    assert sorted(rows_per_step(played)[failed]) == ["s0", "s1", "s2"]  # C gave its rows up
+    assert played.outputs == enough.outputs
+
+
+def test_four_requests_of_five_rows_are_admitted_into_28_rows_of_which_8_are_used():
+    holder = session(8, 2, hidden=2)
+    waiting = [session(3, 3, at=1, first_token=1000 * (i + 2)) for i in range(6)]  # 3 + 3 - 1 = 5 rows each
+    case = workload(holder, *waiting, pool_cells=29)  # the holder's own last row comes on top
+    played = replay(case)
+    assert played.run.problems == []
+    assert [intent.request_id for intent in played.run.trace[1].flight.plan.intents] == ["s1", "s2", "s3", "s4"]
+    assert (28 - 8) // 5 == 4
+
+
+@pytest.mark.parametrize("bad", [
+    {"kind": "point", "forecasts": {"A": {"point": 0}}},
+    {"kind": "quantile", "forecasts": {"A": {"p50": 9, "p90": 3}}},
+    {"kind": "watermark", "watermark_rows": -1}, {"kind": "point", "watermark_rows": 4}, {"kind": "oracle"}])
+def test_a_reservation_of_no_sense_is_refused(bad):
+    with pytest.raises(ValueError):
+        make_policy("fcfs", reservation=bad)
+
+
+def test_a_forecast_never_reserves_more_than_the_declared_maximum():
+    policy = make_policy("fcfs", reservation={"kind": "point", "forecasts": {"A:0": {"point": 999}}})
+    state = resume_state()
+    assert policy.future_rows(state, state.views["A:0"]) == state.views["A:0"].request.num_rows
