@@ -279,9 +279,12 @@ class LlamaContext:
         return bytes(buffer[:written])
 
     def load_sequence(self, seq_id: int, blob: bytes) -> bool:
-        """Restore a blob into a sequence (``llama_state_seq_set_data``); False if llama.cpp refused it."""
+        """Restore a blob into a sequence (``llama_state_seq_set_data``); False if llama.cpp did not read it all.
+
+        After False the sequence may hold something: llama.cpp takes a blob with bytes behind its end.
+        """
         buffer = (ctypes.c_uint8 * len(blob)).from_buffer_copy(blob)
-        return self._lib.llama_state_seq_set_data(self.handle, buffer, len(blob), seq_id) != 0
+        return 0 < self._lib.llama_state_seq_set_data(self.handle, buffer, len(blob), seq_id) == len(blob)
 
     def close(self) -> None:
         if self.handle:

@@ -6,12 +6,13 @@ A chain of one stage is the unsplit model, so the same code gives the reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from parity.engines.stages_stage import HiddenRows, Stage, StageSettings
+from parity.engines.stages_state import StateRefused, identity_of, seal_state, unseal_state
 from scheduler.cells import PAD_SEQUENCE, split_rows
 from scheduler.engine import PAD_ROW, Batch, Call, MemoryOp, OpKind
 
@@ -129,24 +130,41 @@ class HandDriver:
             raise AssertionError(f"logits of {len(given)} rows, not of {expected}")
         return logits[:expected]
 
-    # -- states ---------------------------------------------------------------------------------------
+    # -- states --------------------------------------------------------------------------------------------
 
     def save(self, seq_id: int) -> tuple[bytes, ...]:
-        """One blob per stage (``llama_state_seq_get_data``)."""
+        """One sealed blob per stage (``llama_state_seq_get_data``)."""
         return tuple(
-            stage.pool.context.save_sequence(stage.pool.physical_ids(seq_id)[0]) for stage in self.stages
+            seal_state(
+                stage.pool.context.save_sequence(stage.pool.physical_ids(seq_id)[0]), identity_of(stage)
+            )
+            for stage in self.stages
         )
 
-    def load(self, seq_id: int, blobs: Iterable[bytes]) -> list[bool]:
-        """Restore blobs into a sequence, whatever it held; per stage whether llama.cpp took its blob.
+    def load(self, seq_id: int, sealed: Sequence[bytes]) -> None:
+        """Restore what ``save`` gave into a sequence, whatever it held.
+
+        Raises ``StateRefused`` for a truncated, changed or foreign blob, before any stage is touched, and
+        when llama.cpp refuses one; the sequence is then empty in every stage, and no other sequence is
+        changed.
+        """
+        if len(sealed) != len(self.stages):
+            raise StateRefused(f"{len(sealed)} saved states", why=f"the chain has {len(self.stages)} stages")
+        pairs = zip(self.stages, sealed, strict=True)
+        blobs = [unseal_state(blob, identity_of(stage)) for stage, blob in pairs]
+        if not all(self.load_raw(seq_id, blobs)):
+            self.remove(seq_id)
+            raise StateRefused("saved state", why="llama.cpp did not take it: is there room for it?")
+
+    def load_raw(self, seq_id: int, blobs: Sequence[bytes]) -> list[bool]:
+        """Hand llama.cpp blobs without their seals; per stage whether it took the blob, whole.
 
         A shadow id owns what its sequence owns, so it is copied, not restored.
         """
+        self.remove(seq_id)
         taken = []
         for stage, blob in zip(self.stages, blobs, strict=True):
             first, *shadows = stage.pool.physical_ids(seq_id)
-            for physical in (first, *shadows):
-                stage.pool.context.remove(physical)
             taken.append(stage.pool.context.load_sequence(first, blob))
             for shadow in shadows:
                 stage.pool.context.copy(first, shadow)

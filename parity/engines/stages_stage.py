@@ -1,4 +1,6 @@
-"""One stage of a split model: some layers in a context of their own; hidden states in, states or logits out."""
+"""One stage of a split model: some layers in a context of their own; hidden states in, states or logits
+out.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,160 @@
+"""Does a restored state go on like a recomputed one? Saved around chunk and window boundaries, restored
+everywhere.
+
+The same checks for the unsplit model and for a chain, whose stages each save their own part.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from parity.engines.stages_build import hand_settings
+from parity.engines.stages_hand import HandDriver, hand_driver
+from parity.families import load_family
+from parity.models import resolve_model
+
+SAVED_AT = (15, 16, 17, 63, 64, 65)
+PROMPT_TOKENS, GENERATED_TOKENS = 80, 3
+OWN, OTHER, NEIGHBOUR, PASSING = 1, 2, 3, 4  # sequence ids; 0 is padding's
+
+
+@dataclass(slots=True)
+class StateReport:
+    """What was compared bit for bit, and what differed."""
+
+    compared: int = 0
+    differing: list[str] = field(default_factory=list)
+
+    def add(self, what: str, left: np.ndarray, right: np.ndarray) -> None:
+        self.compared += 1
+        if not np.array_equal(left.view(np.uint32), right.view(np.uint32)):
+            self.differing.append(what)
+
+
+def tokens_for(name: str, count: int) -> list[int]:
+    """Token ids determined by a name."""
+    rng = random.Random(f"state {name}")
+    return [rng.randrange(3, 250) for _ in range(count)]
+
+
+class StateChecks:
+    """Scenarios of one family.
+
+    ``save`` and ``load`` may be replaced, to show that a wrong state is noticed.
+    """
+
+    def __init__(
+        self,
+        family: str,
+        split: str | None = None,
+        *,
+        lengths: Sequence[int] = SAVED_AT,
+        load: Callable[[HandDriver, int, tuple[bytes, ...]], None] = HandDriver.load,
+    ) -> None:
+        self.family, self.lengths, self._load = family, tuple(lengths), load
+        self.settings = hand_settings(resolve_model(family), load_family(family), split)
+        self.prompt = tokens_for(f"{family} prompt", PROMPT_TOKENS)
+        self.other = tokens_for(f"{family} neighbour", PROMPT_TOKENS)
+
+    def run(self) -> StateReport:
+        """Every scenario at every length, against logits recomputed in one go."""
+        report = StateReport()
+        with hand_driver(self.settings) as driver, hand_driver(self.settings) as fresh:
+            reference = self._whole(driver, self.prompt)
+            neighbour = self._whole(driver, self.other)
+            for count in self.lengths:
+                for name, scenario in self._scenarios(fresh):
+                    driver.clear()
+                    fresh.clear()
+                    for what, left, right in scenario(driver, count, reference, neighbour):
+                        report.add(f"{name} at {count} tokens: {what}", left, right)
+        return report
+
+    def _scenarios(self, fresh: HandDriver) -> Iterator[tuple[str, Callable]]:
+        yield "same id", self._same_id
+        yield "another id", self._another_id
+        yield (
+            "fresh context",
+            lambda driver, count, reference, _: self._fresh(driver, fresh, count, reference),
+        )
+        yield "fragmented pool", self._fragmented
+        yield "twice", self._twice
+
+    def _whole(self, driver: HandDriver, tokens: list[int]) -> np.ndarray:
+        """Logits of a whole prompt and of what is generated from it."""
+        driver.clear()
+        logits = driver.feed(OWN, tokens, 0)
+        return np.concatenate([logits, driver.generate(OWN, logits[-1], PROMPT_TOKENS, GENERATED_TOKENS)])
+
+    def _saved(self, driver: HandDriver, count: int) -> tuple[bytes, ...]:
+        driver.feed(OWN, self.prompt[:count], 0)
+        return driver.save(OWN)
+
+    def _go_on(self, driver: HandDriver, seq_id: int, tokens: list[int], start: int) -> np.ndarray:
+        """The rest of a prompt and what is generated from it."""
+        logits = driver.feed(seq_id, tokens[start:], start)
+        more = driver.generate(seq_id, logits[-1], PROMPT_TOKENS, GENERATED_TOKENS)
+        return np.concatenate([logits, more])
+
+    def _same_id(self, driver: HandDriver, count: int, reference: np.ndarray, _: np.ndarray):
+        saved = self._saved(driver, count)
+        driver.feed(OWN, self.prompt[count : count + 7], count)  # what must be gone after the restore
+        self._load(driver, OWN, saved)
+        yield "goes on", self._go_on(driver, OWN, self.prompt, count), reference[count:]
+
+    def _another_id(self, driver: HandDriver, count: int, reference: np.ndarray, neighbour: np.ndarray):
+        """Beside the original and a neighbour, both of which go on afterwards."""
+        saved = self._saved(driver, count)
+        driver.feed(NEIGHBOUR, self.other[:20], 0)
+        self._load(driver, OTHER, saved)
+        yield "goes on", self._go_on(driver, OTHER, self.prompt, count), reference[count:]
+        yield "original", self._go_on(driver, OWN, self.prompt, count), reference[count:]
+        yield "neighbour", self._go_on(driver, NEIGHBOUR, self.other, 20), neighbour[20:]
+
+    def _fresh(self, driver: HandDriver, fresh: HandDriver, count: int, reference: np.ndarray):
+        self._load(fresh, OTHER, self._saved(driver, count))
+        yield "goes on", self._go_on(fresh, OTHER, self.prompt, count), reference[count:]
+
+    def _fragmented(self, driver: HandDriver, count: int, reference: np.ndarray, neighbour: np.ndarray):
+        """Into the holes that a finished sequence left between a neighbour's cells; fewer than are needed,
+        so that the sequence's cells stay in order when it goes on.
+        """
+        saved = self._saved(driver, count)
+        driver.clear()
+        for start in range(0, 12, 3):
+            driver.feed(NEIGHBOUR, self.other[start : start + 3], start)
+            driver.feed(PASSING, self.prompt[start : start + 3], start)
+        driver.feed(NEIGHBOUR, self.other[12:15], 12)
+        driver.remove(PASSING)
+        self._load(driver, OTHER, saved)
+        yield "goes on", self._go_on(driver, OTHER, self.prompt, count), reference[count:]
+        yield "neighbour", self._go_on(driver, NEIGHBOUR, self.other, 15), neighbour[15:]
+
+    def _twice(self, driver: HandDriver, count: int, reference: np.ndarray, _: np.ndarray):
+        """The same blob over itself, and again into another id; both go on, in turns."""
+        saved = self._saved(driver, count)
+        driver.clear()
+        self._load(driver, OTHER, saved)
+        self._load(driver, OTHER, saved)
+        self._load(driver, OWN, saved)
+        first = driver.feed(OTHER, self.prompt[count:], count)
+        second = driver.feed(OWN, self.prompt[count:], count)
+        yield "first", first, reference[count:PROMPT_TOKENS]
+        yield "second", second, reference[count:PROMPT_TOKENS]
+        again = driver.generate(OTHER, first[-1], PROMPT_TOKENS, GENERATED_TOKENS)
+        yield "first, generated", again, reference[PROMPT_TOKENS:]
+
+
+def check_states(family: str, split: str | None = None, *, lengths: Sequence[int] = SAVED_AT) -> StateReport:
+    """All scenarios of a family on the unsplit tiny model, or on a chain of one of its splits."""
+    return StateChecks(family, split, lengths=lengths).run()
+
+
+def check_states_here(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Entry point of a worker process. JSON in, JSON out."""
+    return asdict(check_states(**arguments))

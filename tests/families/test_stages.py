@@ -1,0 +1,107 @@
+"""Every family across stages: complete rows, exact hand-off, exact states, and concurrent parity on every
+pinned split.
+
+Everything that touches llama.cpp runs in a worker process, so that an abort fails one test with the
+engine's message.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from parity.contained import run_case
+from parity.explain import explain_outcome
+from parity.families import Component, Mark, load_family
+from parity.models import resolve_model
+from parity.models.facts import LayerKind, read_facts
+from parity.plugin import family_params
+from parity.profiles import profile_of
+from parity.records import Verdict
+from parity.splits import Split, check_split_legal, load_splits
+from parity.state_checks import SAVED_AT
+from parity.suite_splits import MIN_SESSIONS, dense_cases, pinned_splits
+from parity.worker import shared_worker
+
+
+def split_params() -> list:
+    """One parameter per pinned split of a tiny row, under its family's marker."""
+    return [
+        pytest.param(split, marks=family.marks, id=f"{family.values[0]}-{split.name}")
+        for family in family_params()
+        for split in pinned_splits(family.values[0])
+    ]
+
+
+@pytest.mark.parametrize("family", family_params())
+def test_manifest_row_is_complete(family: str) -> None:
+    """Digest, layers, components, marks; and splits that start stages on every kind of layer, in two to
+    four stages.
+    """
+    known = load_family(family)
+    row, file = known.row("tiny"), resolve_model(family)
+    facts = read_facts(file.path)
+    states = any(kind.has_state for kind in facts.layers)
+
+    assert row.locked and file.sha256 == row.sha256
+    assert (facts.architecture, facts.n_layer) == (known.architecture, row.n_layer)
+    assert known.marks == tuple(Mark)
+    assert Component.ATTENTION_CELLS in known.components
+    assert (Component.WINDOW_CELLS in known.components) == (LayerKind.WINDOW in facts.layers)
+    assert (Component.RECURRENT_SLOTS in known.components) == states == known.is_hybrid
+    assert (
+        known.row("real").n_layer
+        == {split.n_layer for split in load_splits(family) if split.row == "real"}.pop()
+    )
+
+    splits = pinned_splits(family)
+    for split in splits:
+        assert split.sha256 == file.sha256 and split.why
+        check_split_legal(facts, split, sha256=file.sha256)
+    assert {len(split.stages) for split in splits} == {2, 3, 4}
+    labels = {facts.layer_label(layer) for layer in range(facts.n_layer)}
+    assert {label for split in splits for label in split.first_layers} == labels
+
+
+@pytest.mark.parametrize("split", split_params())
+def test_activation_handoff_matches_full_model(split: Split) -> None:
+    report = shared_worker(()).call(
+        "parity.handoff_checks:check_handoff_here", {"model": split.family, "split": split.name}
+    )
+
+    assert report["differing"] == []
+    assert report["stages"] == len(split.stages)
+    assert report["rows"] == sum((1, 37, 64, 130)) + 4 * 32
+
+
+@pytest.mark.parametrize("family", family_params())
+def test_cache_state_restore_matches_recompute(family: str) -> None:
+    report = shared_worker(()).call("parity.state_checks:check_states_here", {"family": family})
+
+    assert report["differing"] == []
+    assert report["compared"] == 10 * len(SAVED_AT)
+
+
+@pytest.mark.parametrize("family", family_params())
+def test_cache_state_restore_of_a_chain_matches_recompute(family: str) -> None:
+    arguments = {"family": family, "split": pinned_splits(family)[-1].name, "lengths": [16, 63]}
+    report = shared_worker(()).call("parity.state_checks:check_states_here", arguments)
+
+    assert report["differing"] == []
+    assert report["compared"] == 10 * 2
+
+
+@pytest.mark.parametrize("split", split_params())
+def test_concurrent_parity_across_stages(split: Split) -> None:
+    profile, marks, sessions = profile_of(split.family), Counter(), 0
+    assert profile.exact, profile.reason
+    for case in dense_cases(split.family, split):
+        outcome = run_case(case, profile=profile.profile)
+        assert outcome.verdict is Verdict.PASS, explain_outcome(outcome)
+        assert outcome.bit_identical == outcome.byte_identical == outcome.sessions
+        marks.update(outcome.marks)
+        sessions += outcome.sessions
+
+    assert sessions >= MIN_SESSIONS
+    assert [mark.value for mark in load_family(split.family).marks if not marks[mark.value]] == []
