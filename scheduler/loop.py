@@ -21,7 +21,6 @@ from scheduler.telemetry import StepRecord
 
 _PROGRESS = (IntentKind.ADMIT, IntentKind.RESUME, IntentKind.REJECT)
 MAX_ENGINE_FAILURES = 3  # consecutive failed steps after which the sessions in them end with a typed error
-MIN_ROOM_ROWS = 32  # rows that a session which ran out of cells above its last one should find after its rebuild
 
 
 class NoProgress(Exception):
@@ -197,19 +196,13 @@ class Scheduler:
             if self.memory.evict_one():
                 continue
             requester, names = self.table.views[blocked], [name for name, _, _ in rows]
-            wanted = rows[names.index(blocked)][2]
-            if all(pool.num_available() >= wanted for pool in self.memory.pools):
-                victim = blocked  # cells enough, but none above its last one: rebuild it lower
-                room = max(wanted, min(requester.future_rows, MIN_ROOM_ROWS))
-                kept = self.memory.shorten(blocked, room)
-                if kept:
-                    self._suspend(requester, now_ms, kept=kept)
-                    plan = _without(plan, [victim])
-                    continue
+            if all(pool.num_available() >= rows[names.index(blocked)][2] for pool in self.memory.pools):
+                victim = blocked  # cells enough, but none above its last one: rebuild some of it lower
+                kept = self.memory.shorten(requester)
             else:
-                victim = self.policy.choose_victim(self.state(now_ms), requester)
+                victim, kept = self.policy.choose_victim(self.state(now_ms), requester), 0
             if victim is not None:
-                self._suspend(self.table.views[victim], now_ms)
+                self._suspend(self.table.views[victim], now_ms, kept=kept)
             plan = _without(plan, self.policy.unwind(plan, names.index(blocked), victim))
 
     def _compose(self, plan: IterationPlan, views: dict[str, SessionView]) -> Batch:

@@ -145,15 +145,15 @@ class Memory:
         for pool, seq_id in zip(self.pools, residence.seq_ids, strict=True):
             pool.retire(seq_id)
 
-    def shorten(self, request_id: str, wanted: int) -> int:
-        """Let go of a session's last rows, as few as leave ``wanted`` available cells above the rest; returns how many
-        stay. 0 means that nothing was done: whole states cannot be cut, and a cut needs an id.
+    def shorten(self, view: SessionView) -> int:
+        """Let go of a session's last rows, as few as leave it room above the rest for all that it may still write;
+        returns how many stay. 0 means that nothing was done: whole states cannot be cut, and a cut needs an id.
         """
-        residence = self.residences[request_id]
+        residence = self.residences[view.request_id]
         placed = list(zip(self.pools, residence.seq_ids, strict=True))
         if any(pool.limits.recurrent or not pool.ordered or not pool.free_ids for pool in self.pools):
             return 0
-        count = min(pool.rows_to_keep(seq_id, wanted) for pool, seq_id in placed)
+        count = min(pool.rows_to_keep(seq_id, min(view.future_rows, pool.num_available())) for pool, seq_id in placed)
         if count:
             residence.seq_ids = tuple(pool.share(seq_id, count) for pool, seq_id in placed)
             for pool, seq_id in placed:

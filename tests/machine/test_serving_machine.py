@@ -1,0 +1,101 @@
+"""The state machine on the exact engine, on a user's engine and on a user's scheduler, and wrong ones that it catches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from parity.conformance import make_machine
+from parity.engines.exact import ExactEngine, ExactModel, expected_tokens
+from parity.engines.exact_memory import ExactPool
+from parity.errors import UsageError
+from parity.plugins import ENGINE_OFFERS, check_offers, load_factory
+from scheduler.engine import MemoryOp, OpKind
+from scheduler.limits import PoolLimits
+from scheduler.records import Request
+
+VOCABULARY = 1 << 30
+
+
+def exact_model(limits: tuple[PoolLimits, ...], window: int | None = None) -> ExactModel:
+    recurrent = limits[0].recurrent
+    return ExactModel(recurrent=recurrent, window=None if recurrent else window, vocabulary=VOCABULARY)
+
+
+def make_exact(limits: tuple[PoolLimits, ...]) -> ExactEngine:
+    return ExactEngine(limits, exact_model(limits))
+
+
+def exact_solo(limits: tuple[PoolLimits, ...], request: Request) -> tuple[int, ...]:
+    return expected_tokens(exact_model(limits), request.prompt, request.max_tokens, request_id=request.request_id,
+                           sampling=request.sampling, stop_token_ids=request.stop_token_ids, stages=len(limits))
+
+
+def few(examples: int, *, shrink: bool = True) -> settings:
+    phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
+    return settings(max_examples=examples, stateful_step_count=30, deadline=None, derandomize=True, phases=phases,
+                    database=None, suppress_health_check=list(HealthCheck))
+
+
+def test_reference_scheduler_keeps_the_laws_on_the_exact_engine() -> None:
+    run_state_machine_as_test(make_machine(make_exact, solo=exact_solo), settings=few(100))
+
+
+def test_a_users_engine_is_held_to_the_same_laws() -> None:
+    factory = load_factory("tests.machine.examples:make_engine")
+    run_state_machine_as_test(make_machine(factory, max_token=900), settings=few(25))
+
+
+def test_a_users_scheduler_is_held_to_the_same_laws() -> None:
+    factory = load_factory("tests.machine.examples:make_scheduler")
+    run_state_machine_as_test(make_machine(make_exact, scheduler_factory=factory, solo=exact_solo), settings=few(25))
+
+
+class Forgetful(ExactEngine):
+    """Wrong: it does not carry out removals, so rows land where they should not."""
+
+    def __init__(self, limits: tuple[PoolLimits, ...]) -> None:
+        super().__init__(limits, exact_model(limits))
+        for pool in self.pools:
+            real = pool.apply
+            pool.apply = lambda op, real=real: None if op.kind is OpKind.REMOVE else real(op)
+
+
+class Leaky(ExactEngine):
+    """Wrong: a shared prefix is not quite what its donor computed."""
+
+    def __init__(self, limits: tuple[PoolLimits, ...]) -> None:
+        super().__init__(limits, exact_model(limits))
+        for pool in self.pools:
+            pool.apply = functools.partial(self._apply_wrongly, pool, pool.apply)
+
+    def _apply_wrongly(self, pool: ExactPool, apply: Callable[[MemoryOp], None], op: MemoryOp) -> None:
+        apply(op)
+        if op.kind is OpKind.COPY and pool.sequences[op.seq_id].cells:
+            pool.sequences[op.seq_id].folds[-1] ^= 1
+
+
+@pytest.mark.parametrize("wrong", [Forgetful, Leaky])
+def test_machine_kills_an_engine_with_wrong_memory(wrong: type[ExactEngine]) -> None:
+    with pytest.raises(Exception):  # noqa: B017 - an abort, a failed law or a failed step, whichever comes first
+        run_state_machine_as_test(make_machine(wrong, solo=exact_solo), settings=few(100, shrink=False))
+
+
+@pytest.mark.parametrize(("specification", "part"), [
+    ("tests.machine.examples", "package.module:factory"),
+    ("no.such.module:make", "cannot be imported"),
+    ("tests.machine.examples:absent", "has no 'absent'"),
+    ("tests.machine.test_serving_machine:VOCABULARY", "not a factory"),
+])
+def test_a_wrong_factory_is_named(specification: str, part: str) -> None:
+    with pytest.raises(UsageError, match=part):
+        load_factory(specification)
+
+
+def test_a_product_that_is_no_engine_is_named() -> None:
+    with pytest.raises(UsageError, match="lacks limits, execute, apply"):
+        check_offers(object(), ENGINE_OFFERS, specification="a:b")
