@@ -16,10 +16,12 @@ def run_case(
     n_threads: int = 1,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     stage_processes: bool = False,
+    mutant: str | None = None,
 ) -> Outcome:
     """Run a case contained; ``profile`` None takes the one that the self-test found for the model.
 
-    A crash or a hang is an outcome (verdict fail, ``crashed``), with the engine's own message.
+    ``mutant`` names a fault to be planted in the worker. A crash or a hang is an outcome (verdict fail,
+    ``crashed``), with the engine's own message.
     """
     check_case(case)
     if profile is None:
@@ -31,9 +33,10 @@ def run_case(
         "n_threads": n_threads,
         "stage_processes": stage_processes,
     }
+    entry = "parity.runner:run_case_here" if mutant is None else "parity.mutants.running:run_planted_here"
     try:
         return outcome_from_data(
-            case, worker.call("parity.runner:run_case_here", arguments, timeout_s=timeout_s)
+            case, worker.call(entry, {**arguments, "mutant": mutant}, timeout_s=timeout_s)
         )
     except WorkerDied as death:
         return Outcome(

@@ -117,10 +117,11 @@ class Oracle:
         except (OSError, ValueError, KeyError):
             pass  # absent or unreadable: run it and write it anew
         solo = self._answer(question)[0]
-        save_text(
-            path,
-            json.dumps({"key": key, "tokens": solo.tokens, "digests": solo.digests, "margins": solo.margins}),
-        )
+        answer = {"key": key, "tokens": solo.tokens, "digests": solo.digests, "margins": solo.margins}
+        try:
+            save_text(path, json.dumps(answer))
+        except OSError:
+            pass  # a full disk costs the memory of the answer, not the answer
         return solo
 
     def logits(self, question: Question) -> np.ndarray:

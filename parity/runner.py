@@ -11,9 +11,11 @@ from typing import Any
 from parity.drive import Driver
 from parity.engines.llama import LlamaModel
 from parity.engines.pool import LlamaEngine, PoolContext, SamplingEngine
+from parity.engines.remote import RemoteEngine
 from parity.engines.stages_build import StageChains
 from parity.errors import UsageError
 from parity.families import Family, load_family
+from parity.faults import full_disk, inject_fault, needs_own_process
 from parity.judge import Attempt, LogitsRecorder, judge
 from parity.models import ModelFile, resolve_model
 from parity.numerics import NumericsProfile
@@ -52,7 +54,7 @@ class Runner:
     def __init__(self, *, n_threads: int = 1, remember: bool = True, stage_processes: bool = False) -> None:
         self.n_threads, self.remember = n_threads, remember
         self._models: dict[tuple, LlamaModel] = {}
-        self._engines: dict[tuple, LlamaEngine] = {}
+        self._engines: dict[tuple, LlamaEngine | RemoteEngine] = {}
         self._oracles: dict[tuple, Oracle] = {}
         self.chains = StageChains(n_threads=n_threads, in_processes=stage_processes)
 
@@ -78,22 +80,24 @@ class Runner:
         else:
             most = settings.n_seq_max // (2 if shadow else 1) - (1 if family.is_hybrid else 0)
             num_sequences, num_cells = max(most, case.num_sequences), max(settings.n_ctx, case.pool_cells + 2)
-        key = (file.sha256, profile, case.layout, case.kv_type, num_sequences, num_cells)
-        if key not in self._engines:
-            self._engines[key] = LlamaEngine(
-                PoolContext(
-                    self.model(file, profile),
-                    layout=case.layout,
-                    num_sequences=num_sequences,
-                    num_cells=num_cells,
-                    shadow=shadow,
-                    recurrent=family.is_hybrid,
-                    profile=profile,
-                    kv_type=case.kv_type,
-                    n_threads=self.n_threads,
-                    swa_full=settings.swa_full,
-                )
-            )
+        pool = {
+            "layout": case.layout,
+            "num_sequences": num_sequences,
+            "num_cells": num_cells,
+            "shadow": shadow,
+            "recurrent": family.is_hybrid,
+            "profile": profile,
+            "kv_type": case.kv_type,
+            "n_threads": self.n_threads,
+            "swa_full": settings.swa_full,
+        }
+        alone = needs_own_process(case)
+        key = (file.sha256, profile, case.layout, case.kv_type, num_sequences, num_cells, alone)
+        if key not in self._engines and alone:
+            bufts = profile.use_extra_bufts
+            self._engines[key] = RemoteEngine(file.path, use_extra_bufts=bufts, settings=pool)
+        elif key not in self._engines:
+            self._engines[key] = LlamaEngine(PoolContext(self.model(file, profile), **pool))
         return self._engines[key]
 
     def oracle(self, case: Case, file: ModelFile, family: Family, profile: NumericsProfile) -> Oracle:
@@ -127,13 +131,7 @@ class Runner:
         policy = make_policy(case.policy, **dict(case.policy_options))
 
         def inject(fault: Fault) -> bool:
-            if fault.kind in (FaultKind.NO_SLOT, FaultKind.DECODE_ERROR):
-                engine.fail_before_call = fault.call
-                return True
-            if fault.kind is FaultKind.STAGE_LOST and case.split is not None:
-                engine.lose_next = fault.call % len(engine.limits)
-                return True
-            return False
+            return inject_fault(engine, fault, split=case.split is not None)
 
         def make_scheduler(observer) -> Scheduler:
             return Scheduler(engine, policy, case.step_limits(), model_digest=file.sha256, observer=observer)
@@ -155,7 +153,8 @@ class Runner:
         second = self.attempt(case, engine, family, layout_profile, file)
         oracle_profile = profile if case.layout is Layout.STOCK else layout_profile
         oracle = self.oracle(case, file, family, oracle_profile)
-        return judge(case, first, second, oracle)
+        with full_disk(any(fault.kind is FaultKind.DISK_FULL for fault in first.run.fired)):
+            return judge(case, first, second, oracle)
 
 
 # -- in a worker process

@@ -10,6 +10,7 @@ from typing import Any
 from parity.engines.exact import ExactEngine
 from parity.engines.exact_memory import ExactPool
 from parity.engines.pool import PoolContext
+from parity.faults import hang_here
 from parity.mutants import cases, sharing_cases
 from parity.mutants.cells import ANY_DAMAGE
 from parity.mutants.records import Killer, Mutant, Reach
@@ -154,6 +155,14 @@ def _no_shadow(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]
     return fill
 
 
+def hanging(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def decode(self: PoolContext, count: int) -> None:
+        reach()
+        hang_here({})
+
+    return decode
+
+
 def _irreproducible(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
     runs: list[int] = []
 
@@ -266,5 +275,14 @@ MUTANTS = (
         plant=method_plant(ExactEngine, "execute", _irreproducible),
         fault="The same case in the same process gives another answer the second time.",
         trials=(exact_trial(cases.mixed("llama")),),
+    ),
+    Mutant(
+        name="call_that_never_returns",
+        part="containment",
+        killers=(Killer.CRASH,),
+        plant=method_plant(PoolContext, "decode", hanging),
+        fault="A native call never returns.",
+        trials=(real_trial(cases.mixed("llama")),),
+        timeout_s=3.0,
     ),
 )

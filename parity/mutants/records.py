@@ -88,6 +88,7 @@ class Mutant:
     killers: tuple[Killer, ...]
     plant: Plant
     trials: tuple[Trial, ...]
+    timeout_s: float = 60.0  # after which a trial on llama.cpp is ended and counts as a crash
 
     def __post_init__(self) -> None:
         if not self.killers or not self.trials:

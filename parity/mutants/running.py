@@ -14,7 +14,7 @@ from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Tria
 from parity.runner import run_case_here
 from parity.worker import Worker, WorkerDied
 
-TRIAL_TIMEOUT_S = 60.0
+CLEAN_TIMEOUT_S = 60.0
 
 
 class Status(Enum):
@@ -112,7 +112,9 @@ def attempt_contained(mutant: Mutant, trial: Trial) -> Attempt:
         arguments = {"mutant": mutant.name, "trial": mutant.trials.index(trial), "planted": planted}
         try:
             answer = mutant_worker().call(
-                "parity.mutants.running:attempt_in_worker", arguments, timeout_s=TRIAL_TIMEOUT_S
+                "parity.mutants.running:attempt_in_worker",
+                arguments,
+                timeout_s=mutant.timeout_s if planted else CLEAN_TIMEOUT_S,
             )
             halves.append(
                 (

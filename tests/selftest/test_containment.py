@@ -1,0 +1,93 @@
+"""An abort in llama.cpp costs one case, not the run; a hanging worker is ended after a bound and reported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parity.contained import run_case
+from parity.mutants import cases, sharing_cases
+from parity.records import Verdict
+from parity.store import REPOSITORY
+from parity.worker import Worker, WorkerDied
+
+ABORTING = sharing_cases.shared_prefix("llama", **cases.STREAMS)
+
+SUITE = """
+import pytest
+from parity.contained import run_case
+from parity.mutants import cases, sharing_cases
+from parity.records import Verdict
+
+ABORTING = sharing_cases.shared_prefix("llama", **cases.STREAMS)
+
+@pytest.mark.parametrize("number", range(6))
+def test_case(number):
+    outcome = run_case(ABORTING, mutant="partial_copy_between_streams" if number == 2 else None)
+    assert outcome.verdict is Verdict.PASS, outcome.reason
+"""
+
+
+def test_abort_costs_one_case_and_keeps_what_llama_cpp_said():
+    crash = run_case(ABORTING, mutant="partial_copy_between_streams")
+    assert (crash.verdict, crash.crashed, crash.sessions) == (Verdict.FAIL, True, 0)
+    assert "SIGABRT" in crash.reason and "GGML_ASSERT" in crash.reason
+    assert "GGML_ASSERT" in crash.stderr
+    after = run_case(ABORTING)
+    assert (after.verdict, after.crashed) == (Verdict.PASS, False)
+    assert after.sessions == after.bit_identical == len(ABORTING.sessions)
+
+
+def test_abort_costs_one_test_under_xdist(tmp_path: Path):
+    suite = tmp_path / "test_suite.py"
+    suite.write_text(SUITE)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-n",
+        "2",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        "-c",
+        os.devnull,
+        str(suite),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert "1 failed, 5 passed" in done.stdout, done.stdout + done.stderr
+    assert "GGML_ASSERT" in done.stdout
+    assert "node down" not in done.stdout
+
+
+def test_hanging_worker_is_ended_after_a_bound_and_reported():
+    worker = Worker()
+    with pytest.raises(WorkerDied, match="no answer within 0.2 s, ended"):
+        worker.call("parity.faults:hang_here", {}, timeout_s=0.2)
+    assert worker.pid is None
+    assert worker.call("json:dumps", {}) == "{}"
+    worker.close()
+
+
+def test_hang_of_a_case_is_an_outcome():
+    outcome = run_case(cases.mixed("llama"), mutant="call_that_never_returns", timeout_s=5.0)
+    assert (outcome.verdict, outcome.crashed) == (Verdict.FAIL, True)
+    assert outcome.reason == "no answer within 5 s, ended"
+
+
+def test_killed_worker_is_replaced():
+    worker = Worker()
+    assert worker.call("json:dumps", {"a": 1}) == '{"a": 1}'
+    first = worker.pid
+    with pytest.raises(WorkerDied, match="ended by SIGKILL"):
+        worker.call("parity.faults:die_here", {})
+    assert worker.call("json:dumps", {}) == "{}"
+    assert worker.pid != first
+    worker.close()
