@@ -49,9 +49,13 @@ class Endpoint:
         self.metrics = Metrics(self.front)
         self.created = int(time.time())
         self.limits = AskLimits(
-            model_name=settings.model_name, n_vocab=served.model.n_vocab, end_tokens=served.model.end_tokens(),
-            max_session_tokens=served.max_session_tokens, default_max_tokens=settings.default_max_tokens,
-            default_seed=settings.default_seed)
+            model_name=settings.model_name,
+            n_vocab=served.model.n_vocab,
+            end_tokens=served.model.end_tokens(),
+            max_session_tokens=served.max_session_tokens,
+            default_max_tokens=settings.default_max_tokens,
+            default_seed=settings.default_seed,
+        )
 
     def app(self) -> Starlette:
         """The ASGI application; its lifespan starts and drains the engine's thread."""
@@ -63,12 +67,17 @@ class Endpoint:
             await self.front.drain()
 
         keyed, post = self._keyed, ["POST"]
-        return Starlette(lifespan=lifespan, exception_handlers={HTTPException: _http_error}, routes=[
-            Route("/health", self.health),
-            Route("/metrics", keyed(self.metrics_text)),
-            Route("/v1/models", keyed(self.models)),
-            Route("/v1/completions", keyed(self.completions), methods=post),
-            Route("/v1/chat/completions", keyed(self.chat_completions), methods=post)])
+        return Starlette(
+            lifespan=lifespan,
+            exception_handlers={HTTPException: _http_error},
+            routes=[
+                Route("/health", self.health),
+                Route("/metrics", keyed(self.metrics_text)),
+                Route("/v1/models", keyed(self.models)),
+                Route("/v1/completions", keyed(self.completions), methods=post),
+                Route("/v1/chat/completions", keyed(self.chat_completions), methods=post),
+            ],
+        )
 
     def _keyed(self, handler: Handler) -> Handler:
         """The handler behind the key, its ``BadRequest`` turned into an answer."""
@@ -90,10 +99,14 @@ class Endpoint:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         right = hmac.compare_digest(given.encode(), self.settings.api_key.encode())
         if scheme.lower() != "bearer" or not right:
-            raise BadRequest("the API key is missing or wrong", status=401, kind="authentication_error",
-                             code="invalid_api_key")
+            raise BadRequest(
+                "the API key is missing or wrong",
+                status=401,
+                kind="authentication_error",
+                code="invalid_api_key",
+            )
 
-    # -- small routes ------------------------------------------------------------------------------------------------
+    # -- small routes ----------------------------------------------------------------------------------------
 
     async def health(self, request: Request) -> Response:
         front = self.front
@@ -106,11 +119,22 @@ class Endpoint:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{
-            "id": self.settings.model_name, "object": "model", "created": self.created, "owned_by": "samebytes",
-            "max_model_len": self.limits.max_session_tokens}]})
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": [
+                    {
+                        "id": self.settings.model_name,
+                        "object": "model",
+                        "created": self.created,
+                        "owned_by": "samebytes",
+                        "max_model_len": self.limits.max_session_tokens,
+                    }
+                ],
+            }
+        )
 
-    # -- generations -------------------------------------------------------------------------------------------------
+    # -- generations -----------------------------------------------------------------------------------------
 
     async def completions(self, request: Request) -> Response:
         return await self._generate(request, is_chat=False)
@@ -123,8 +147,9 @@ class Endpoint:
         data = parse_json(await self._body(request))
         tokenize = self.prompts.chat if is_chat else self.prompts.completion
         ask = read_ask(data, self.limits, is_chat=is_chat, tokenize=tokenize)
-        answer = Answer(ask, self.front, answer_id=uuid4().hex, created=int(time.time()),
-                        model=self.settings.model_name)
+        answer = Answer(
+            ask, self.front, answer_id=uuid4().hex, created=int(time.time()), model=self.settings.model_name
+        )
         pieces = self._timed(ask)
         if ask.stream:
             # The first piece decides between an error status and a stream.
@@ -144,7 +169,9 @@ class Endpoint:
                     if len(body) > most:
                         raise BadRequest(f"the body has more than {most} bytes", status=413)
         except TimeoutError:
-            raise BadRequest(f"the body did not arrive within {self.settings.body_timeout_s:g} s", status=408) from None
+            raise BadRequest(
+                f"the body did not arrive within {self.settings.body_timeout_s:g} s", status=408
+            ) from None
         return bytes(body)
 
     async def _timed(self, ask: Ask) -> AsyncGenerator[Piece]:
@@ -162,8 +189,11 @@ class EventStream(StreamingResponse):
     """A stream whose generation ends with the response, also when the client goes between two chunks."""
 
     def __init__(self, events: AsyncIterator[bytes], pieces: AsyncGenerator[Piece]) -> None:
-        super().__init__(events, media_type="text/event-stream",
-                         headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(
+            events,
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
         self._events, self._pieces = events, pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,7 +210,8 @@ async def _collect(pieces: AsyncIterator[Piece], answer: Answer) -> None:
 
 
 async def _unless_gone(work: Awaitable, receive: Receive, pieces: AsyncGenerator[Piece]):
-    """The result of ``work``; when the client goes first, the session is cancelled and ``ClientDisconnect`` raised."""
+    """The result of ``work``; when the client goes first, the session is cancelled and ``ClientDisconnect``
+    raised."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -200,8 +231,11 @@ async def _unless_gone(work: Awaitable, receive: Receive, pieces: AsyncGenerator
             await pieces.aclose()
 
 
-async def _events(first: Piece, pieces: AsyncIterator[Piece], answer: Answer, ask: Ask) -> AsyncIterator[bytes]:
-    """Server-sent events of an answer. An error after the first chunk is an event too, and the stream then ends."""
+async def _events(
+    first: Piece, pieces: AsyncIterator[Piece], answer: Answer, ask: Ask
+) -> AsyncIterator[bytes]:
+    """Server-sent events of an answer. An error after the first chunk is an event too, and the stream then
+    ends."""
     if chunk := answer.chunk(first):
         yield chunk
     try:
@@ -225,4 +259,6 @@ def bad_response(bad: BadRequest) -> JSONResponse:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    return bad_response(BadRequest(f"{error.detail}: {request.method} {request.url.path}", status=error.status_code))
+    return bad_response(
+        BadRequest(f"{error.detail}: {request.method} {request.url.path}", status=error.status_code)
+    )

@@ -22,7 +22,8 @@ from scheduler.telemetry import StepRecord, Totals
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probabilities at one generated position: the token's own, and the ``top`` as (token, logprob)."""
+    """Natural-log probabilities at one generated position: the token's own, and the ``top`` as (token,
+    logprob)."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -30,7 +31,8 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened to one session: a token, an end, or a refusal. ``at_s`` is the engine thread's monotonic time."""
+    """What happened to one session: a token, an end, or a refusal. ``at_s`` is the engine thread's monotonic
+    time."""
 
     request_id: str
     at_s: float
@@ -106,18 +108,22 @@ class EngineThread:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    # -- on the thread -----------------------------------------------------------------------------------------------
+    # -- on the thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             self._scheduler = self.served.make_scheduler(observer=self._observe)
             while self._take_commands():
                 self._step()
-        except Exception as error:  # the boundary of the thread: whatever it was, every caller must hear of it
+        except (
+            Exception
+        ) as error:  # the boundary of the thread: whatever it was, every caller must hear of it
             self.failure = f"{type(error).__name__}: {error}"
             now_s = monotonic()
-            self._events += [Event(request_id, now_s, reason=FinishReason.FAILED, error=self.failure)
-                             for request_id in self._live]
+            self._events += [
+                Event(request_id, now_s, reason=FinishReason.FAILED, error=self.failure)
+                for request_id in self._live
+            ]
             self._live.clear()
         finally:
             self._publish()
@@ -178,7 +184,8 @@ class EngineThread:
         self.watch(record, self.totals)
 
     def _observe(self, flight: Flight, result: IterationResult | None) -> None:
-        """Tokens of a step, as the scheduler applied them: a session that was cancelled in flight has none."""
+        """Tokens of a step, as the scheduler applied them: a session that was cancelled in flight has
+        none."""
         now_s = monotonic()
         for item in result.chunks if result is not None else ():
             if item.token is not None and flight.late.get(item.request_id) != "cancel":
@@ -194,7 +201,9 @@ class EngineThread:
     def _collect(self, now_s: float) -> None:
         for completion in self._scheduler.take_completions():
             self._live.pop(completion.request_id, None)
-            self._events.append(Event(completion.request_id, now_s, reason=completion.reason, error=completion.error))
+            self._events.append(
+                Event(completion.request_id, now_s, reason=completion.reason, error=completion.error)
+            )
 
     def _publish(self) -> None:
         if self._events:
@@ -203,9 +212,11 @@ class EngineThread:
 
 
 def token_logprobs(row: np.ndarray, token: int, count: int) -> TokenLogprobs:
-    """Of one row of logits (float32 [n_vocab]) the token's log probability and the ``count`` likeliest, best first.
+    """Of one row of logits (float32 [n_vocab]) the token's log probability and the ``count`` likeliest, best
+    first.
 
-    Computed in float64 from the row alone, so that equal logits give equal numbers. Ties go to the lower token id.
+    Computed in float64 from the row alone, so that equal logits give equal numbers. Ties go to the lower
+    token id.
     """
     wide = row.astype(np.float64)
     wide -= wide.max()

@@ -1,4 +1,5 @@
-"""The asyncio side of the channel: admits at the door, turns engine events into text, and cancels who has gone."""
+"""The asyncio side of the channel: admits at the door, turns engine events into text, and cancels who has
+gone."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class GeneratedToken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of an answer: newly showable text, the tokens behind it, and at the end why it ended (``stop``, ``length``)."""
+    """Part of an answer: newly showable text, the tokens behind it, and at the end why it ended (``stop``,
+    ``length``)."""
 
     text: str
     tokens: tuple[GeneratedToken, ...]
@@ -78,7 +80,7 @@ class Front:
         self.engine.send(Stop())
         await asyncio.to_thread(self.engine.join)
 
-    # -- events ------------------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------
 
     def _from_engine(self, events: Sequence[Event]) -> None:
         """On the engine's thread: one hand-over per step, however many sessions it served."""
@@ -94,28 +96,36 @@ class Front:
                 inflight.events.append(event)
                 inflight.arrived.set()
 
-    # -- the door ----------------------------------------------------------------------------------------------------
+    # -- the door --------------------------------------------------------------------------------------------
 
     def check_open(self) -> None:
         """Raises ``BadRequest`` when no request can be taken: 503 for good, 429 when waiting helps."""
         if self.engine.failure is not None:
-            raise BadRequest(f"the engine has stopped: {self.engine.failure}", status=503, kind="server_error")
+            raise BadRequest(
+                f"the engine has stopped: {self.engine.failure}", status=503, kind="server_error"
+            )
         if self.is_draining:
             raise BadRequest("the server is shutting down", status=503, kind="server_error", retry_after_s=1)
         settings = self.served.settings
         most = settings.max_num_seqs + settings.max_waiting
         if len(self.live) >= most:
             self.counts["refused"] += 1
-            raise BadRequest(f"{len(self.live)} requests are in the queue or running, at most {most} are taken",
-                             status=429, kind="rate_limit_error", code="queue_full", retry_after_s=self.retry_after_s())
+            raise BadRequest(
+                f"{len(self.live)} requests are in the queue or running, at most {most} are taken",
+                status=429,
+                kind="rate_limit_error",
+                code="queue_full",
+                retry_after_s=self.retry_after_s(),
+            )
 
     def retry_after_s(self) -> int:
-        """Whole seconds until a place is likely: recent mean duration times the queue's length in rounds, 1 to 60."""
+        """Whole seconds until a place is likely: recent mean duration times the queue's length in rounds, 1
+        to 60."""
         mean_s = sum(self._durations_s) / len(self._durations_s) if self._durations_s else 1.0
         rounds = len(self.live) / self.served.settings.max_num_seqs
         return min(60, max(1, math.ceil(mean_s * rounds)))
 
-    # -- one request -------------------------------------------------------------------------------------------------
+    # -- one request -----------------------------------------------------------------------------------------
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Piece]:
         """The answer in pieces, the last with its finish reason. Raises ``BadRequest``.
@@ -175,14 +185,23 @@ class Front:
 def _refused(event: Event, retry_after_s: int) -> BadRequest:
     refusal = event.refusal
     if refusal.retryable:
-        return BadRequest(f"refused: {refusal.reason}", status=429, kind="rate_limit_error", code="queue_full",
-                          retry_after_s=retry_after_s)
-    return BadRequest(f"the request {refusal.reason}: needed {refusal.needed}, available {refusal.available}",
-                      code="context_length_exceeded")
+        return BadRequest(
+            f"refused: {refusal.reason}",
+            status=429,
+            kind="rate_limit_error",
+            code="queue_full",
+            retry_after_s=retry_after_s,
+        )
+    return BadRequest(
+        f"the request {refusal.reason}: needed {refusal.needed}, available {refusal.available}",
+        code="context_length_exceeded",
+    )
 
 
 def _failed(event: Event) -> BadRequest:
     """A session that the scheduler gave up: rejected by its policy (retryable), or the engine failed."""
     if event.error.startswith("rejected:"):
         return BadRequest(event.error, status=429, kind="rate_limit_error", code="rejected", retry_after_s=1)
-    return BadRequest(event.error or f"the session ended: {event.reason.value}", status=500, kind="server_error")
+    return BadRequest(
+        event.error or f"the session ended: {event.reason.value}", status=500, kind="server_error"
+    )

@@ -12,16 +12,32 @@ from parity.serve.front import Front
 from scheduler.telemetry import StepRecord
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-GAUGES = {"running": "Sessions that run.", "waiting": "Sessions that wait.", "suspended": "Preempted sessions.",
-          "cells_used": "KV cells in use.", "cells_available": "KV cells that can be had.",
-          "cells_shared": "KV cells saved by sharing.", "ids_retired": "Sequence ids that only keep cells occupied.",
-          "slots_used": "Sequence ids of sessions and resident prefixes."}
-COUNTERS = {"admitted": "Sessions admitted.", "preempted": "Preemptions.", "resumed": "Resumes.",
-            "cancelled": "Sessions cancelled.", "finished": "Sessions finished.", "failed": "Sessions failed.",
-            "prefill_tokens": "Prompt tokens computed.", "decode_tokens": "Output tokens computed.",
-            "recompute_tokens": "Tokens computed again after a preemption.", "prefix_hits": "Admissions with a hit.",
-            "prefix_misses": "Admissions without a hit.", "prefix_tokens_saved": "Prompt tokens not computed.",
-            "calls": "Native decode calls.", "engine_failures": "Steps that the engine broke off."}
+GAUGES = {
+    "running": "Sessions that run.",
+    "waiting": "Sessions that wait.",
+    "suspended": "Preempted sessions.",
+    "cells_used": "KV cells in use.",
+    "cells_available": "KV cells that can be had.",
+    "cells_shared": "KV cells saved by sharing.",
+    "ids_retired": "Sequence ids that only keep cells occupied.",
+    "slots_used": "Sequence ids of sessions and resident prefixes.",
+}
+COUNTERS = {
+    "admitted": "Sessions admitted.",
+    "preempted": "Preemptions.",
+    "resumed": "Resumes.",
+    "cancelled": "Sessions cancelled.",
+    "finished": "Sessions finished.",
+    "failed": "Sessions failed.",
+    "prefill_tokens": "Prompt tokens computed.",
+    "decode_tokens": "Output tokens computed.",
+    "recompute_tokens": "Tokens computed again after a preemption.",
+    "prefix_hits": "Admissions with a hit.",
+    "prefix_misses": "Admissions without a hit.",
+    "prefix_tokens_saved": "Prompt tokens not computed.",
+    "calls": "Native decode calls.",
+    "engine_failures": "Steps that the engine broke off.",
+}
 
 
 class SchedulerCollector(Collector):
@@ -46,8 +62,12 @@ class SchedulerCollector(Collector):
         yield CounterMetricFamily("samebytes_steps", "Scheduler steps.", value=totals.steps)
         for name in ("step_ms", "engine_ms"):
             seconds = totals.values[name] / 1e3
-            yield CounterMetricFamily(f"samebytes_{name[:-3]}_seconds", f"Time spent in {name[:-3]}s.", value=seconds)
-        yield GaugeMetricFamily("samebytes_live_requests", "Requests accepted and not answered.", value=len(front.live))
+            yield CounterMetricFamily(
+                f"samebytes_{name[:-3]}_seconds", f"Time spent in {name[:-3]}s.", value=seconds
+            )
+        yield GaugeMetricFamily(
+            "samebytes_live_requests", "Requests accepted and not answered.", value=len(front.live)
+        )
         for name, value in front.counts.items():
             yield CounterMetricFamily(f"samebytes_requests_{name}", f"Requests {name}.", value=value)
 
@@ -64,7 +84,9 @@ class Metrics:
         self.e2e_request_latency = self._histogram("e2e_request_latency", "From request to end.")
 
     def _histogram(self, name: str, text: str) -> prometheus_client.Histogram:
-        return prometheus_client.Histogram(f"samebytes_{name}_seconds", text, registry=self.registry, buckets=BUCKETS_S)
+        return prometheus_client.Histogram(
+            f"samebytes_{name}_seconds", text, registry=self.registry, buckets=BUCKETS_S
+        )
 
     def text(self) -> bytes:
         """Prometheus text format."""

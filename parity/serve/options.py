@@ -1,4 +1,5 @@
-"""Command-line options of everything that opens an engine; names are vLLM's where it has them, else llama.cpp's."""
+"""Command-line options of everything that opens an engine; names are vLLM's where it has them, else
+llama.cpp's."""
 
 from __future__ import annotations
 
@@ -13,16 +14,41 @@ from scheduler.limits import Layout
 
 _AT_LEAST_ONE = click.IntRange(1)
 _OPTIONS = (
-    click.option("--layout", default="unified", show_default=True, type=click.Choice([x.value for x in Layout])),
-    click.option("--n-ctx", "pool_cells", default=8192, show_default=True, type=click.IntRange(2),
-                 help="KV cells of the pool, shared by all sessions (streams: of each session)."),
-    click.option("--max-num-seqs", default=32, show_default=True, type=_AT_LEAST_ONE, help="Sessions at once."),
-    click.option("--max-num-batched-tokens", default=2048, show_default=True, type=_AT_LEAST_ONE,
-                 help="Tokens of one step."),
-    click.option("--max-chunk-tokens", default=2048, show_default=True, type=_AT_LEAST_ONE,
-                 help="Tokens of one session in one step."),
-    click.option("--max-waiting", default=256, show_default=True, type=_AT_LEAST_ONE,
-                 help="Requests that may wait; beyond it they are refused."),
+    click.option(
+        "--layout", default="unified", show_default=True, type=click.Choice([x.value for x in Layout])
+    ),
+    click.option(
+        "--n-ctx",
+        "pool_cells",
+        default=8192,
+        show_default=True,
+        type=click.IntRange(2),
+        help="KV cells of the pool, shared by all sessions (streams: of each session).",
+    ),
+    click.option(
+        "--max-num-seqs", default=32, show_default=True, type=_AT_LEAST_ONE, help="Sessions at once."
+    ),
+    click.option(
+        "--max-num-batched-tokens",
+        default=2048,
+        show_default=True,
+        type=_AT_LEAST_ONE,
+        help="Tokens of one step.",
+    ),
+    click.option(
+        "--max-chunk-tokens",
+        default=2048,
+        show_default=True,
+        type=_AT_LEAST_ONE,
+        help="Tokens of one session in one step.",
+    ),
+    click.option(
+        "--max-waiting",
+        default=256,
+        show_default=True,
+        type=_AT_LEAST_ONE,
+        help="Requests that may wait; beyond it they are refused.",
+    ),
     click.option("--prefix-cache/--no-prefix-cache", default=True, show_default=True),
     click.option("--policy", default="fcfs", show_default=True, help="Named scheduling policy."),
     click.option("--policy-option", "policy_options", multiple=True, metavar="NAME=VALUE"),
@@ -43,8 +69,11 @@ def settings_from(model: str, options: dict[str, Any]) -> EngineSettings:
     pairs = [text.partition("=") for text in options["policy_options"]]
     if bad := [name for name, equals, _ in pairs if not equals]:
         raise UsageError(f"policy option {bad[0]!r} has no value", todo="write it as NAME=VALUE")
-    values = {**options, "layout": Layout(options["layout"]),
-              "policy_options": tuple((name, _value(text)) for name, _, text in pairs)}
+    values = {
+        **options,
+        "layout": Layout(options["layout"]),
+        "policy_options": tuple((name, _value(text)) for name, _, text in pairs),
+    }
     return EngineSettings(model=model, **values)
 
 

@@ -10,7 +10,8 @@ import jinja2.sandbox
 from parity.serve.requests import BadRequest, is_token
 from parity.serve.served_model import ServedModel
 
-# Used when a model has no template: each message is a line that names its speaker, and the answer is the next line.
+# Used when a model has no template: each message is a line that names its speaker, and the answer is the next
+# line.
 PLAIN_TEMPLATE = """\
 {%- for message in messages -%}
 {{ message.role }}: {{ message.content }}
@@ -28,8 +29,10 @@ class Prompts:
         environment.globals["raise_exception"] = _raise
         self.has_own_template = served.chat_template is not None
         self._template = environment.from_string(served.chat_template or PLAIN_TEMPLATE)
-        self._special = {"bos_token": model.special_text(model.bos_token),
-                         "eos_token": model.special_text(model.eos_token)}
+        self._special = {
+            "bos_token": model.special_text(model.bos_token),
+            "eos_token": model.special_text(model.eos_token),
+        }
 
     def completion(self, data: dict[str, Any]) -> list[int]:
         """``prompt`` as a text, a list of token ids, or a list that holds exactly one of these."""
@@ -40,8 +43,10 @@ class Prompts:
             return self._model.tokenize(prompt)
         if isinstance(prompt, list) and all(is_token(item) for item in prompt):
             return prompt
-        raise BadRequest("prompt is neither a text nor a list of token ids; several prompts need several requests",
-                         parameter="prompt")
+        raise BadRequest(
+            "prompt is neither a text nor a list of token ids; several prompts need several requests",
+            parameter="prompt",
+        )
 
     def chat(self, data: dict[str, Any]) -> list[int]:
         """``messages`` through the chat template; text parts of a message are joined."""
@@ -49,10 +54,13 @@ class Prompts:
         if not isinstance(messages, list) or not messages:
             raise BadRequest("messages is not a non-empty list", parameter="messages")
         try:
-            text = self._template.render(messages=[_message(item) for item in messages], add_generation_prompt=True,
-                                         **self._special)
+            text = self._template.render(
+                messages=[_message(item) for item in messages], add_generation_prompt=True, **self._special
+            )
         except jinja2.TemplateError as error:
-            raise BadRequest(f"the chat template refuses the messages: {error}", parameter="messages") from error
+            raise BadRequest(
+                f"the chat template refuses the messages: {error}", parameter="messages"
+            ) from error
         bos = self._special["bos_token"]
         return self._model.tokenize(text, add_special=not (bos and text.startswith(bos)))
 
@@ -62,13 +70,17 @@ def _message(item: Any) -> dict[str, str]:
         raise BadRequest(f"a message needs a role, one of {', '.join(ROLES)}", parameter="messages")
     content = item.get("content")
     if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-                 for part in content]
+        parts = [
+            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+            for part in content
+        ]
         if not all(isinstance(part, str) for part in parts):
             raise BadRequest("only text parts are supported in a message", parameter="messages")
         content = "".join(parts)
     if not isinstance(content, str):
-        raise BadRequest("a message's content is neither a text nor a list of text parts", parameter="messages")
+        raise BadRequest(
+            "a message's content is neither a text nor a list of text parts", parameter="messages"
+        )
     return {"role": item["role"], "content": content}
 
 

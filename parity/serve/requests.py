@@ -1,4 +1,5 @@
-"""What a client asks, read from JSON and checked: every refusal is a ``BadRequest`` with a status and a sentence."""
+"""What a client asks, read from JSON and checked: every refusal is a ``BadRequest`` with a status and a
+sentence."""
 
 from __future__ import annotations
 
@@ -14,23 +15,43 @@ MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
 # Parameters that would change the answer and that are not offered: only their neutral values are accepted.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "echo": (False,), "suffix": ("",), "presence_penalty": (0,),
-    "frequency_penalty": (0,), "repetition_penalty": (1,), "logit_bias": ({},), "min_p": (0,), "min_tokens": (0,),
-    "tools": ([],), "functions": ([],), "response_format": ({"type": "text"},),
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "tools": ([],),
+    "functions": ([],),
+    "response_format": ({"type": "text"},),
 }
 
 
 class BadRequest(Exception):
     """An answer of 4xx or 5xx in OpenAI's form."""
 
-    def __init__(self, message: str, *, status: int = 400, kind: str = "invalid_request_error",
-                 code: str | None = None, parameter: str | None = None, retry_after_s: int | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        parameter: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
         super().__init__(message)
         self.message, self.status, self.kind, self.code = message, status, kind, code
         self.parameter, self.retry_after_s = parameter, retry_after_s
 
     def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.kind, "param": self.parameter, "code": self.code}}
+        return {
+            "error": {"message": self.message, "type": self.kind, "param": self.parameter, "code": self.code}
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +72,16 @@ class Ask:
     priority: int
 
     def to_request(self, request_id: str, *, arrival_ms: float) -> Request:
-        return Request(request_id=request_id, prompt=self.prompt, max_tokens=self.max_tokens, sampling=self.sampling,
-                       client_id=self.client_id, priority=self.priority, arrival_ms=arrival_ms,
-                       stop_token_ids=self.stop_token_ids)
+        return Request(
+            request_id=request_id,
+            prompt=self.prompt,
+            max_tokens=self.max_tokens,
+            sampling=self.sampling,
+            client_id=self.client_id,
+            priority=self.priority,
+            arrival_ms=arrival_ms,
+            stop_token_ids=self.stop_token_ids,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +107,19 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return data
 
 
-def read_ask(data: dict[str, Any], limits: AskLimits, *, is_chat: bool,
-             tokenize: Callable[[dict[str, Any]], list[int]]) -> Ask:
-    """A checked request. ``tokenize`` turns the data's prompt or messages into token ids. Raises ``BadRequest``."""
+def read_ask(
+    data: dict[str, Any], limits: AskLimits, *, is_chat: bool, tokenize: Callable[[dict[str, Any]], list[int]]
+) -> Ask:
+    """A checked request. ``tokenize`` turns the data's prompt or messages into token ids. Raises
+    ``BadRequest``."""
     model = data.get("model", limits.model_name)
     if model != limits.model_name:
-        raise BadRequest(f"model {model!r} is not served, {limits.model_name!r} is", status=404,
-                         code="model_not_found", parameter="model")
+        raise BadRequest(
+            f"model {model!r} is not served, {limits.model_name!r} is",
+            status=404,
+            code="model_not_found",
+            parameter="model",
+        )
     for name, neutral in NEUTRAL.items():
         value = data.get(name)
         if value is not None and value not in neutral:
@@ -99,37 +133,54 @@ def read_ask(data: dict[str, Any], limits: AskLimits, *, is_chat: bool,
     if not isinstance(options, dict):
         raise BadRequest("stream_options is not an object", parameter="stream_options")
     own_stops = _token_list(data, "stop_token_ids", limits)
-    return Ask(prompt=prompt, max_tokens=_max_tokens(data, limits, len(prompt), is_chat=is_chat),
-               sampling=_sampling(data, limits, prompt), stops=_stops(data),
-               stop_token_ids=own_stops if _flag(data, "ignore_eos") else (*limits.end_tokens, *own_stops),
-               logprobs=_logprobs(data, is_chat=is_chat), stream=_flag(data, "stream"),
-               include_usage=bool(options.get("include_usage")), return_token_ids=_flag(data, "return_token_ids"),
-               is_chat=is_chat, client_id=_user(data), priority=_integer(data, "priority", 0, low=-(2**31), high=2**31))
+    return Ask(
+        prompt=prompt,
+        max_tokens=_max_tokens(data, limits, len(prompt), is_chat=is_chat),
+        sampling=_sampling(data, limits, prompt),
+        stops=_stops(data),
+        stop_token_ids=own_stops if _flag(data, "ignore_eos") else (*limits.end_tokens, *own_stops),
+        logprobs=_logprobs(data, is_chat=is_chat),
+        stream=_flag(data, "stream"),
+        include_usage=bool(options.get("include_usage")),
+        return_token_ids=_flag(data, "return_token_ids"),
+        is_chat=is_chat,
+        client_id=_user(data),
+        priority=_integer(data, "priority", 0, low=-(2**31), high=2**31),
+    )
 
 
 def _max_tokens(data: dict[str, Any], limits: AskLimits, prompt_tokens: int, *, is_chat: bool) -> int:
-    name = "max_completion_tokens" if is_chat and data.get("max_completion_tokens") is not None else "max_tokens"
+    name = (
+        "max_completion_tokens" if is_chat and data.get("max_completion_tokens") is not None else "max_tokens"
+    )
     room = limits.max_session_tokens - prompt_tokens
     default = min(limits.default_max_tokens, max(room, 1))
     wanted = _integer(data, name, default, low=1, high=2**31)
     if wanted > room:
         raise BadRequest(
-            f"this server holds {limits.max_session_tokens} tokens per request; the prompt has {prompt_tokens} and "
-            f"{name} asks for {wanted}: {prompt_tokens + wanted} in all",
-            code="context_length_exceeded", parameter=name)
+            f"this server holds {limits.max_session_tokens} tokens per request; the prompt has {prompt_tokens} "
+            f"and {name} asks for {wanted}: {prompt_tokens + wanted} in all",
+            code="context_length_exceeded",
+            parameter=name,
+        )
     return wanted
 
 
 def _sampling(data: dict[str, Any], limits: AskLimits, prompt: tuple[int, ...]) -> SamplingParams:
-    """Sampling keyed by (seed, prompt, position): the same question has the same answer, whoever else is served."""
+    """Sampling keyed by (seed, prompt, position): the same question has the same answer, whoever else is
+    served."""
     temperature = _number(data, "temperature", 1.0, low=0.0, high=100.0)
     if temperature == 0:
         return SamplingParams()
     top_p = _number(data, "top_p", 1.0, low=0.0, high=1.0)
     key = hashlib.blake2b(json.dumps(prompt).encode(), digest_size=16).hexdigest()
-    return SamplingParams(temperature=temperature, seed=_integer(data, "seed", limits.default_seed, low=-(2**63)),
-                          top_k=max(0, _integer(data, "top_k", 0, low=-1, high=2**31)),
-                          top_p=max(top_p, 1e-9), key=key)
+    return SamplingParams(
+        temperature=temperature,
+        seed=_integer(data, "seed", limits.default_seed, low=-(2**63)),
+        top_k=max(0, _integer(data, "top_k", 0, low=-1, high=2**31)),
+        top_p=max(top_p, 1e-9),
+        key=key,
+    )
 
 
 def _stops(data: dict[str, Any]) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ class Answer:
         self._reason: str | None = None
         self._offset = 0  # characters of the text that earlier pieces' tokens stand for
 
-    # -- in one piece ------------------------------------------------------------------------------------------------
+    # -- in one piece ----------------------------------------------------------------------------------------
 
     def add(self, piece: Piece) -> None:
         """Collect a piece."""
@@ -41,7 +41,11 @@ class Answer:
     def whole(self) -> dict[str, Any]:
         """The object of an answer that was collected."""
         text = "".join(self._text)
-        choice: dict[str, Any] = {"index": 0, "finish_reason": self._reason, "logprobs": self._logprobs(self._tokens)}
+        choice: dict[str, Any] = {
+            "index": 0,
+            "finish_reason": self._reason,
+            "logprobs": self._logprobs(self._tokens),
+        }
         if self._ask.is_chat:
             choice["message"] = {"role": "assistant", "content": text}
         else:
@@ -54,7 +58,7 @@ class Answer:
         prompt, output = len(self._ask.prompt), len(self._tokens)
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
-    # -- in chunks ---------------------------------------------------------------------------------------------------
+    # -- in chunks -------------------------------------------------------------------------------------------
 
     def chunk(self, piece: Piece) -> bytes:
         """The chunk of a piece; empty when there is nothing to show for it."""
@@ -64,10 +68,15 @@ class Answer:
         wanted = piece.text or piece.finish_reason or (first and ask.is_chat)
         if not wanted and ask.logprobs is None and not ask.return_token_ids:
             return b""
-        choice: dict[str, Any] = {"index": 0, "finish_reason": piece.finish_reason,
-                                  "logprobs": self._logprobs(piece.tokens)}
+        choice: dict[str, Any] = {
+            "index": 0,
+            "finish_reason": piece.finish_reason,
+            "logprobs": self._logprobs(piece.tokens),
+        }
         if ask.is_chat:
-            choice["delta"] = {"role": "assistant", "content": piece.text} if first else {"content": piece.text}
+            choice["delta"] = (
+                {"role": "assistant", "content": piece.text} if first else {"content": piece.text}
+            )
         else:
             choice["text"] = piece.text
         self._add_token_ids(choice, piece.tokens, first=first)
@@ -82,9 +91,11 @@ class Answer:
         data = {**self._base, "object": kind, "choices": choices}
         return {**data, "usage": usage} if self._ask.include_usage else data
 
-    # -- parts -------------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------
 
-    def _add_token_ids(self, choice: dict[str, Any], tokens: Sequence[GeneratedToken], *, first: bool) -> None:
+    def _add_token_ids(
+        self, choice: dict[str, Any], tokens: Sequence[GeneratedToken], *, first: bool
+    ) -> None:
         if self._ask.return_token_ids:
             choice["token_ids"] = [item.token for item in tokens]
             if first:
@@ -98,8 +109,10 @@ class Answer:
     def _chat_logprobs(self, tokens: Sequence[GeneratedToken]) -> dict[str, Any]:
         content = []
         for item in tokens:
-            top = [self._token_entry(self._front.token_bytes(token), logprob)
-                   for token, logprob in item.logprobs.top]
+            top = [
+                self._token_entry(self._front.token_bytes(token), logprob)
+                for token, logprob in item.logprobs.top
+            ]
             content.append({**self._token_entry(item.data, item.logprobs.logprob), "top_logprobs": top})
         return {"content": content, "refusal": None}
 
@@ -116,6 +129,9 @@ class Answer:
             top.append(entries)
             offsets.append(self._offset)
             self._offset += len(item.data.decode(errors="replace"))
-        return {"tokens": [token_text(item.data) for item in tokens],
-                "token_logprobs": [item.logprobs.logprob for item in tokens],
-                "top_logprobs": top if self._ask.logprobs else None, "text_offset": offsets}
+        return {
+            "tokens": [token_text(item.data) for item in tokens],
+            "token_logprobs": [item.logprobs.logprob for item in tokens],
+            "top_logprobs": top if self._ask.logprobs else None,
+            "text_offset": offsets,
+        }

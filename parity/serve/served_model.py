@@ -1,4 +1,5 @@
-"""One model, its engine and its limits, ready to be scheduled: what the server and the bench both start from."""
+"""One model, its engine and its limits, ready to be scheduled: what the server and the bench both start
+from."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ from scheduler.policies import make_policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What an engine is opened with. ``pool_cells`` counts KV cells over all sessions (in ``streams``: per session).
+    """What an engine is opened with. ``pool_cells`` counts KV cells over all sessions (in ``streams``: per
+    session).
 
-    ``flash_attention`` None takes what the layout's numerics use; anything else is for measurements and may not be exact.
+    ``flash_attention`` None takes what the layout's numerics use; anything else is for measurements and may
+    not be exact.
     """
 
     model: str
@@ -46,10 +49,14 @@ class EngineSettings:
     def step_limits(self) -> StepLimits:
         """Limits of a step. Raises ``UsageError``."""
         try:
-            return StepLimits(max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs,
-                              max_chunk_tokens=self.max_chunk_tokens, prefix_cache=self.prefix_cache,
-                              prefix_block_tokens=self.prefix_block_tokens,
-                              max_waiting=self.max_num_seqs + self.max_waiting)
+            return StepLimits(
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                max_num_seqs=self.max_num_seqs,
+                max_chunk_tokens=self.max_chunk_tokens,
+                prefix_cache=self.prefix_cache,
+                prefix_block_tokens=self.prefix_block_tokens,
+                max_waiting=self.max_num_seqs + self.max_waiting,
+            )
         except ValueError as error:
             raise UsageError("limits are out of range", why=str(error)) from error
 
@@ -57,7 +64,9 @@ class EngineSettings:
 class ServedModel:
     """A loaded model with an engine that is configured and idle. Close it when done."""
 
-    def __init__(self, settings: EngineSettings, file: ModelFile, family: Family, profile: NumericsProfile) -> None:
+    def __init__(
+        self, settings: EngineSettings, file: ModelFile, family: Family, profile: NumericsProfile
+    ) -> None:
         header = read_header(file.path)
         self.settings, self.file, self.family, self.profile = settings, file, family, profile
         self.facts: ModelFacts = derive_facts(header)
@@ -68,13 +77,28 @@ class ServedModel:
         shadow = family.needs_shadow and not streams
         num_sequences = sequence_count(settings, family)
         self.limits = PoolLimits(
-            layout=settings.layout, num_sequences=num_sequences, recurrent=family.is_hybrid,
-            num_cells=settings.pool_cells * (num_sequences if streams else 1), sharing=sharing_of(settings, family),
-            max_call_rows=profile.max_call_rows, pad_lone_rows=profile.pad_lone_rows)
-        self.engine = LlamaEngine(PoolContext(
-            self.model, layout=settings.layout, num_sequences=num_sequences, num_cells=settings.pool_cells + 2,
-            shadow=shadow, recurrent=family.is_hybrid, profile=profile, kv_type=settings.kv_type,
-            n_threads=settings.n_threads, swa_full=family.engine.swa_full))
+            layout=settings.layout,
+            num_sequences=num_sequences,
+            recurrent=family.is_hybrid,
+            num_cells=settings.pool_cells * (num_sequences if streams else 1),
+            sharing=sharing_of(settings, family),
+            max_call_rows=profile.max_call_rows,
+            pad_lone_rows=profile.pad_lone_rows,
+        )
+        self.engine = LlamaEngine(
+            PoolContext(
+                self.model,
+                layout=settings.layout,
+                num_sequences=num_sequences,
+                num_cells=settings.pool_cells + 2,
+                shadow=shadow,
+                recurrent=family.is_hybrid,
+                profile=profile,
+                kv_type=settings.kv_type,
+                n_threads=settings.n_threads,
+                swa_full=family.engine.swa_full,
+            )
+        )
         self.engine.configure(self.limits)
 
     @property
@@ -87,13 +111,17 @@ class ServedModel:
         try:
             policy = make_policy(self.settings.policy, **dict(self.settings.policy_options))
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"policy {self.settings.policy!r} cannot be made", why=str(error),
-                             todo="`parity policies` lists them") from error
+            raise UsageError(
+                f"policy {self.settings.policy!r} cannot be made",
+                why=str(error),
+                todo="`parity policies` lists them",
+            ) from error
         self.engine.configure(self.limits)
         return Scheduler(self.engine, policy, self.steps, model_digest=self.file.sha256, observer=observer)
 
     def row_bytes(self) -> int:
-        """Bytes of one token's cells over all layers; gemma2's window caches are as large as the full ones."""
+        """Bytes of one token's cells over all layers; gemma2's window caches are as large as the full
+        ones."""
         kv_type = self.settings.kv_type
         return self.facts.attention_cell_bytes(kv_type) + self.facts.window_cell_bytes(kv_type)
 
@@ -113,8 +141,11 @@ def sequence_count(settings: EngineSettings, family: Family) -> int:
         return lanes
     most = LLAMA_MAX_SEQ // (2 if family.needs_shadow else 1) - (1 if family.is_hybrid else 0)
     if lanes + 2 > most:
-        raise UsageError(f"{lanes} sessions at once", why=f"family {family.name} has {most} sequence ids, 2 are reserved",
-                         todo=f"use at most {most - 2}")
+        raise UsageError(
+            f"{lanes} sessions at once",
+            why=f"family {family.name} has {most} sequence ids, 2 are reserved",
+            todo=f"use at most {most - 2}",
+        )
     return min(most, 3 * lanes + 8) if family.is_hybrid else most
 
 
@@ -149,11 +180,14 @@ _applied: list[tuple[tuple[str, str], ...]] = []
 
 
 def apply_environment(profile: NumericsProfile) -> None:
-    """Set what the profile asks for. Raises ``UsageError`` if this process already runs under another environment."""
+    """Set what the profile asks for. Raises ``UsageError`` if this process already runs under another
+    environment."""
     if _applied and _applied[0] != profile.environment:
-        raise UsageError("this process runs under another numerics environment",
-                         why=f"{dict(_applied[0])} is set, the model needs {dict(profile.environment)}",
-                         todo="start another process")
+        raise UsageError(
+            "this process runs under another numerics environment",
+            why=f"{dict(_applied[0])} is set, the model needs {dict(profile.environment)}",
+            todo="start another process",
+        )
     if not _applied:
         os.environ.update(profile.environment)
         _applied.append(profile.environment)

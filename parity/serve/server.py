@@ -1,4 +1,5 @@
-"""uvicorn around the application: a socket of our own, graceful drain on SIGTERM and SIGINT, exit code 0 after it."""
+"""uvicorn around the application: a socket of our own, graceful drain on SIGTERM and SIGINT, exit code 0
+after it."""
 
 from __future__ import annotations
 
@@ -27,15 +28,20 @@ class ServerSettings:
 
 
 def bind_socket(settings: ServerSettings) -> socket.socket:
-    """A listening address, so that a port that is in use is one line and port 0 is known. Raises ``UsageError``."""
+    """A listening address, so that a port that is in use is one line and port 0 is known. Raises
+    ``UsageError``."""
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         bound = socket.socket(family, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((settings.host, settings.port))
     except (OSError, OverflowError) as error:
-        raise UsageError("cannot listen", where=f"{settings.host}:{settings.port}", why=str(error),
-                         todo="choose another --host or --port (0 takes a free one)") from error
+        raise UsageError(
+            "cannot listen",
+            where=f"{settings.host}:{settings.port}",
+            why=str(error),
+            todo="choose another --host or --port (0 takes a free one)",
+        ) from error
     return bound
 
 
@@ -47,16 +53,25 @@ def socket_url(bound: socket.socket) -> str:
 
 def make_server(endpoint: Endpoint, settings: ServerSettings) -> uvicorn.Server:
     """A uvicorn server of the endpoint; serve it on a bound socket."""
-    return uvicorn.Server(uvicorn.Config(
-        endpoint.app(), lifespan="on", log_level="warning", access_log=False, server_header=False,
-        timeout_graceful_shutdown=settings.drain_timeout_s, limit_concurrency=settings.max_connections,
-        h11_max_incomplete_event_size=64 << 10))
+    return uvicorn.Server(
+        uvicorn.Config(
+            endpoint.app(),
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=settings.drain_timeout_s,
+            limit_concurrency=settings.max_connections,
+            h11_max_incomplete_event_size=64 << 10,
+        )
+    )
 
 
 def run_server(endpoint: Endpoint, settings: ServerSettings, bound: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT, then finish what runs. A second SIGINT gives up at once."""
     server = make_server(endpoint, settings)
-    # uvicorn raises the signal again after its shutdown; a drained server ends as usual instead of dying of it.
+    # uvicorn raises the signal again after its shutdown; a drained server ends as usual instead of dying of
+    # it.
     previous = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
         with contextlib.suppress(KeyboardInterrupt):
@@ -68,7 +83,8 @@ def run_server(endpoint: Endpoint, settings: ServerSettings, bound: socket.socke
 
 @contextlib.contextmanager
 def serving(served: ServedModel, app: AppSettings, settings: ServerSettings | None = None) -> Iterator[str]:
-    """A server on a thread of this process, for tests and benches; gives its URL, and drains it at the end."""
+    """A server on a thread of this process, for tests and benches; gives its URL, and drains it at the
+    end."""
     settings = ServerSettings(port=0) if settings is None else settings
     bound = bind_socket(settings)
     endpoint = Endpoint(served, app)

@@ -30,11 +30,17 @@ class StopMatcher:
         if ends:
             end, minus_length, self.matched = min(ends)
             self._held = ""
-            return held[:end + minus_length]
-        keep = next((n for n in range(min(self._longest - 1, len(held)), 0, -1)
-                     if any(stop.startswith(held[-n:]) for stop in self._stops)), 0)
-        self._held = held[len(held) - keep:]
-        return held[:len(held) - keep]
+            return held[: end + minus_length]
+        keep = next(
+            (
+                n
+                for n in range(min(self._longest - 1, len(held)), 0, -1)
+                if any(stop.startswith(held[-n:]) for stop in self._stops)
+            ),
+            0,
+        )
+        self._held = held[len(held) - keep :]
+        return held[: len(held) - keep]
 
     def flush(self) -> str:
         """At the end: what was held back and became no stop string."""
@@ -43,7 +49,8 @@ class StopMatcher:
 
 
 class TextStream:
-    """Bytes of tokens in, text out: UTF-8 across token boundaries, invalid bytes as U+FFFD, stop strings cut off."""
+    """Bytes of tokens in, text out: UTF-8 across token boundaries, invalid bytes as U+FFFD, stop strings cut
+    off."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -59,13 +66,15 @@ class TextStream:
         return self._matcher.feed(self._decoder.decode(data))
 
     def finish(self) -> str:
-        """The rest at the end of the output; an unfinished character becomes U+FFFD and may complete a stop string."""
+        """The rest at the end of the output; an unfinished character becomes U+FFFD and may complete a stop
+        string."""
         rest = self._matcher.feed(self._decoder.decode(b"", True))
         return rest if self.stopped is not None else rest + self._matcher.flush()
 
 
 def token_text(data: bytes) -> str:
-    """A token's bytes as a unique text for logprobs; bytes that are no UTF-8 alone are spelled ``bytes:\\xe2\\x80``."""
+    """A token's bytes as a unique text for logprobs; bytes that are no UTF-8 alone are spelled
+    ``bytes:\\xe2\\x80``."""
     try:
         return data.decode()
     except UnicodeDecodeError:
