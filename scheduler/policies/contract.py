@@ -9,7 +9,8 @@ from dataclasses import dataclass, fields
 class Contract:
     """The declaration of one policy; every field is a sentence or a list of them, shown by ``parity policies``.
 
-    ``progress`` says what cannot be starved, or who can be and when: starvation by design is a documented property.
+    ``starvation_free`` is the promise that whoever stays eligible is served in the end, however many others keep
+    coming; ``progress`` says by what, or who can starve and when: starvation by design is a documented property.
     """
 
     scheduling_unit: str
@@ -23,13 +24,14 @@ class Contract:
     assumptions: tuple[str, ...]
     foreign_owners: tuple[str, ...]
     not_reproduced: tuple[str, ...]
+    starvation_free: bool
     progress: str
     source: str
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if not value and item.name != "not_reproduced":
+            if value in ("", ()) and item.name != "not_reproduced":
                 raise ValueError(f"contract without {item.name}")
 
 

@@ -19,6 +19,7 @@ contract = Contract(
     assumptions=("one workload distribution at every rate", "attainment does not recover above a rate that failed"),
     foreign_owners=("the replay that gives an attainment for a rate",),
     not_reproduced=("DistServe's placement of prefill and decode", "repeated trials, warm-up and hardware"),
+    starvation_free=False,
     progress="not applicable: it orders nothing",
     source="DistServe, goodput; M5.2 0x07",
 )

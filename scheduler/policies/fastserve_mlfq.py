@@ -61,6 +61,7 @@ class FastserveMlfq(Policy):
         foreign_owners=(CELLS, TOKENS, "where a preempted job's rows go: here they are recomputed"),
         not_reproduced=("proactive swapping of K/V", "profiled step times", "the paper's latency figures",
                         "any bound on weighted service between clients"),
+        starvation_free=True,
         progress="every job: after promote_after_ms it is in the first queue, and nobody is preempted before it "
                  "completed work",
         source="FastServe, Algorithm 1; M5.2 0x09A",

@@ -23,6 +23,7 @@ class Fcfs(Policy):
         assumptions=("declared max_tokens bounds the output",),
         foreign_owners=("cells and ids: the memory", "tokens: the engine"),
         not_reproduced=(),
+        starvation_free=True,
         progress="everybody: the oldest session is never a victim, and nobody is overtaken",
         source="the design issue, the step and policies' defaults",
     )

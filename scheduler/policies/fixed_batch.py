@@ -26,6 +26,7 @@ class FixedBatch(Policy):
         assumptions=("every member's declared maximum fits beside the others'",),
         foreign_owners=(CELLS, TOKENS),
         not_reproduced=("padding to a rectangle", "returning all answers together: each is returned when it is done"),
+        starvation_free=True,
         progress="everybody: cohorts are formed in submission order",
         source="M5.2 0x02, static batching",
     )

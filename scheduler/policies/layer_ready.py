@@ -47,6 +47,7 @@ class LayerReady(Policy):
         assumptions=("layers run in order, layer_ms each", "facts are current"),
         foreign_owners=(CELLS, TOKENS, READINESS, "copies, promotion and tiers: the store that reports the facts"),
         not_reproduced=("LayerKV's allocation, offload and prefetch", "its predictor of decode slack"),
+        starvation_free=False,
         progress="a session starves while a layer of it is missing; nobody else waits for it",
         source="LayerKV; M5.2 0x09B",
     )

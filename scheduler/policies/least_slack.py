@@ -25,6 +25,7 @@ class LeastSlack(Policy):
                      "previous emission and are never restarted"),
         foreign_owners=(CELLS, TOKENS),
         not_reproduced=("a calibrated predictor",),
+        starvation_free=False,
         progress="a class whose deadlines are always looser starves while tighter ones keep coming; no fairness",
         source="M5.2 0x07",
     )

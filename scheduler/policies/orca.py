@@ -29,6 +29,7 @@ class Orca(Policy):
         foreign_owners=(CELLS, TOKENS),
         not_reproduced=("pipelining of n_workers batches", "selective batching: the engine's", "prefix sharing lowers "
                         "no reservation", "prompts longer than the token budget, which are cut"),
+        starvation_free=True,
         progress="everybody: the oldest misfit stops the scan until it fits",
         source="ORCA, Algorithm 1; M5.2 0x03",
     )

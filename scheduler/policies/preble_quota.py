@@ -32,6 +32,7 @@ class PrebleQuota(Policy):
         foreign_owners=(CELLS, TOKENS, "resident prefixes and their eviction: the memory"),
         not_reproduced=("Preble's distributed placement", "its priority groups and their weights",
                         "any service bound between clients of one group"),
+        starvation_free=True,
         progress="every group, in each cycle; within a group, order of submission",
         source="Preble, local policy; M5.2 0x09A",
     )

@@ -26,6 +26,7 @@ class SarathiServe(Policy):
         assumptions=("tau was profiled for the TBT objective", "tau exceeds the number of running decodes"),
         foreign_owners=(CELLS, TOKENS),
         not_reproduced=("the profiling of tau", "the paper's latency under pipeline parallelism"),
+        starvation_free=True,
         progress="everybody, unless running decodes alone exhaust tau: prefills then wait until one of them ends",
         source="Sarathi-Serve, Algorithm 3; M5.2 0x09",
     )

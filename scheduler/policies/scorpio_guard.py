@@ -36,6 +36,7 @@ class ScorpioGuard(Policy):
         assumptions=("the step time is base_ms + ms_per_session * virtual batch size", "declared limits are true"),
         foreign_owners=(CELLS, TOKENS),
         not_reproduced=("the length predictor", "the paper's analytic model of step time and its guarantees"),
+        starvation_free=False,
         progress="the tightest ready session decodes in every step; rejected requests end with their numbers",
         source="SCORPIO, TTFT guard and TPOT guard; M5.2 0x07",
     )

@@ -106,6 +106,7 @@ class SglangAdder(Policy):
         foreign_owners=(CELLS, TOKENS, "resident prefixes: the memory"),
         not_reproduced=("context-parallel staging and the real buffer estimator", "load-back from host memory",
                         "the new-token ratio: declared maxima are reserved"),
+        starvation_free=False,
         progress="a cold request leads its own batch after max_passes passes or max_age_ms; decodes starve while "
                  "prefill batches can be made",
         source="commit notes on PrefillAdder in the seeds",

@@ -23,6 +23,7 @@ class SingleLane(Policy):
         assumptions=("one session at most is resident",),
         foreign_owners=(CELLS, TOKENS),
         not_reproduced=("locks and threads of the old engine",),
+        starvation_free=True,
         progress="everybody, one after the other",
         source="the design issue's cutover gate",
     )

@@ -23,6 +23,7 @@ class StaticPriority(Policy):
         assumptions=("lower numbers are favoured",),
         foreign_owners=(CELLS, TOKENS, READINESS),
         not_reproduced=(),
+        starvation_free=False,
         progress="a low priority starves for as long as a higher one arrives every step: see aging",
         source="M5.2 0x01A, mixed iteration, and 0x09A, static priority",
     )

@@ -41,6 +41,7 @@ class VllmFcfs(Policy):
         foreign_owners=(CELLS, TOKENS, READINESS),
         not_reproduced=("blocks, connectors, encoder and LoRA budgets", "speculative tokens and output placeholders",
                         "the async scheduler", "full-input reservation and other optional controls"),
+        starvation_free=False,
         progress="the head of the running queue is preempted by nobody; waiting ones starve while running ones lack "
                  "rows",
         source="vLLM v0.23.0, Scheduler.schedule; M5.2 0x0D",

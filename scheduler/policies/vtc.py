@@ -69,6 +69,7 @@ class Vtc(Policy):
         foreign_owners=(CELLS, TOKENS),
         not_reproduced=("the paper's serving system", "the bound 2 max(w_p L_input, w_q M) outside its premises: a "
                         "token budget that leaves a decode out of a step, or a preemption, voids it"),
+        starvation_free=True,
         progress="every client with waiting requests: the smallest counter enters next and everybody's counter grows",
         source="VTC, Algorithm 2 and Theorem 4.4; M5.2 0x09A",
     )

@@ -30,6 +30,7 @@ class VtcCompleted(Vtc):
         assumptions=("results are settled before the next decision",),
         foreign_owners=(CELLS, TOKENS),
         not_reproduced=("VTC: charging event and running-batch semantics differ, so its theorem does not transfer",),
+        starvation_free=True,
         progress="every client with waiting requests, as long as its work completes",
         source="M5.2 0x09A, completion_reconciled_vtc_teaching_v1",
     )

@@ -1,0 +1,111 @@
+"""What every policy owes whatever its name: logical plans, no hidden truth, original clocks, only completed
+service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+
+from parity.drive import Run, TraceStep
+from scheduler.policies.cost import ExclusiveCost
+from scheduler.records import (
+    BudgetLedger,
+    IterationPlan,
+    Phase,
+    PlannedChunk,
+    PolicyIdentity,
+    QueueIntent,
+    SessionView,
+)
+
+_PLAN_TYPES = (IterationPlan, PlannedChunk, QueueIntent, BudgetLedger, PolicyIdentity)
+_KEY_TYPES = (bool, int, float, str, Fraction, tuple)
+
+
+def check_logical_plans(run: Run) -> list[str]:
+    """Plans hold sessions, intervals, intents and comparable keys: no cell, no sequence id, no address."""
+    problems = []
+    for traced in run.trace:
+        plan = traced.flight.plan
+        parts = [plan, plan.ledger, plan.policy, *plan.chunks, *plan.intents]
+        problems += [
+            f"physical: step {traced.step} plans a {type(part).__name__}"
+            for part in parts
+            if type(part) not in _PLAN_TYPES
+        ]
+        problems += [
+            f"physical: step {traced.step} orders by a {type(value).__name__}"
+            for value in _flat(plan.order)
+            if type(value) not in _KEY_TYPES
+        ]
+    return problems
+
+
+def _flat(values: Iterable) -> Iterable:
+    for value in values:
+        yield value
+        if isinstance(value, tuple):
+            yield from _flat(value)
+
+
+def check_hidden_truth(first: Run, second: Run) -> list[str]:
+    """Two runs that differ in hidden lengths alone: equal plans for as long as the results were equal."""
+    for one, two in zip(first.trace, second.trace, strict=False):
+        if _decision(one) != _decision(two):
+            return [f"hidden length: step {one.step} is planned differently after equal results"]
+        if _outcome(one) != _outcome(two):
+            break
+    return []
+
+
+def _decision(traced: TraceStep) -> tuple:
+    plan = traced.flight.plan
+    return plan.chunks, plan.intents, plan.order, plan.ledger
+
+
+def _outcome(traced: TraceStep) -> list[tuple]:
+    chunks = traced.result.chunks if traced.result is not None else ()
+    return [(item.request_id, item.before, item.after, item.token) for item in chunks]
+
+
+def check_published_service(run: Run, published: Mapping[str, int], *, input_weight: int, output_weight: int):
+    """What a policy publishes as service is what was completed: nothing planned, failed or rebuilt."""
+    completed: dict[str, int] = {}
+    for traced in run.trace:
+        for item in traced.result.chunks if traced.result is not None else ():
+            view = traced.flight.views[item.request_id]
+            rows = item.after - item.before if view.phase_at(item.before) is Phase.PREFILL else 0
+            cost = input_weight * rows + output_weight * (item.token is not None)
+            client = view.request.client_id
+            completed[client] = completed.get(client, 0) + cost
+    return [
+        f"service: {client} is published with {published.get(client, 0)}, completed were {completed.get(client, 0)}"
+        for client in sorted({*completed, *published})
+        if published.get(client, 0) != completed.get(client, 0)
+    ]
+
+
+def check_original_clocks(run: Run, cost: ExclusiveCost) -> list[str]:
+    """Slack in order keys counts from arrival or from the previous emission, whatever happened in between.
+
+    For policies whose keys begin with the predicted slack.
+    """
+    problems = []
+    for traced in run.trace:
+        plan, now_ms = traced.flight.plan, traced.flight.started_ms
+        for chunk, key in zip(plan.chunks, plan.order, strict=True):
+            view = traced.flight.views[chunk.request_id]
+            expected = _original_deadline(view) - cost.emission_ms(view, now_ms, chunk.start)
+            if key[0] != expected:
+                problems.append(
+                    f"clock: step {traced.step} gives {chunk.request_id} a slack of {key[0]:g} ms, "
+                    f"its clocks say {expected:g} ms"
+                )
+    return problems
+
+
+def _original_deadline(view: SessionView) -> float:
+    slo = view.request.slo
+    start = view.request.arrival_ms if view.emitted == 0 else view.last_emitted_ms
+    limit = slo.ttft_ms if view.emitted == 0 else slo.tbt_ms
+    return float("inf") if limit is None else start + limit

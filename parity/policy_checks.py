@@ -1,0 +1,173 @@
+"""The battery that every policy must pass: parity on the exact engine, and what the contract of any policy
+says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from parity.checkers.policy import (
+    check_hidden_truth,
+    check_logical_plans,
+    check_original_clocks,
+    check_published_service,
+)
+from parity.exact_runner import run_exact_case
+from parity.ledger import client_reports, service_of, starved_clients
+from parity.records import Case, Fault, FaultKind, Session, Verdict
+from parity.replay import replay
+from parity.store import REPOSITORY
+from parity.strategies import landmark, tokens_of
+from scheduler.limits import Layout
+from scheduler.policies import make_policy, policy_class
+from scheduler.records import ServiceLevel
+
+STOP_TOKEN = 1 << 29  # no token of a prompt, and never sampled by chance
+TICKS = 60  # of the pressure that no starvation-free policy may give way to for ever
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check of one policy; ``problems`` empty is a pass."""
+
+    policy: str
+    name: str
+    problems: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        return Verdict.FAIL if self.problems else Verdict.PASS
+
+
+def busy_case(policy: str, *, hidden: Callable[[int], int] = lambda index: 9, faults: tuple[Fault, ...] = ()) -> Case:
+    """Ten sessions of three clients with objectives in a pool that holds four of them; nobody's length is known."""
+    slo = ServiceLevel(ttft_ms=400.0, tbt_ms=80.0)
+    sessions = tuple(
+        Session(
+            prompt=tokens_of(7, 6) + tokens_of(50 + index, 2 + 5 * (index % 4)),
+            max_tokens=9,
+            arrival_step=2 * index,
+            client_id="abc"[index % 3],
+            priority=index % 2,
+            slo=slo,
+            stop_token_ids=(STOP_TOKEN,),
+            hidden_output_tokens=hidden(index),
+        )
+        for index in range(10)
+    )
+    return Case(family="llama", model="llama", sessions=sessions, policy=policy, pool_cells=90, num_sequences=9,
+                max_num_batched_tokens=12, max_num_seqs=5, prefix_block_tokens=4, faults=faults)
+
+
+def pressure_case(policy: str) -> Case:
+    """One request of low priority, and one of a higher priority every tick in a lane that does one request a tick."""
+    low = Session(prompt=tokens_of(1, 1), max_tokens=1, priority=4, client_id="low")
+    high = tuple(Session(prompt=tokens_of(2 + tick, 1), max_tokens=1, arrival_step=tick, client_id="high")
+                 for tick in range(TICKS))
+    return Case(family="llama", model="llama", sessions=(low, *high), policy=policy, max_num_batched_tokens=1,
+                max_num_seqs=1, prefix_cache=False)
+
+
+def parity_cases(policy: str) -> list[Case]:
+    """Fixed cases of all families and layouts with sharing, chunks, preemptions, cancels and failed steps."""
+    made = [landmark(family, layout, policy=policy)
+            for family in ("llama", "deepseek2", "gemma2", "falcon_h1", "qwen3next")
+            for layout in (Layout.UNIFIED, Layout.STREAMS)]
+    failing = (Fault(kind=FaultKind.DECODE_ERROR, step=5), Fault(kind=FaultKind.NO_SLOT, step=11))
+    made += [busy_case(policy), busy_case(policy, faults=failing), landmark("llama", Layout.STOCK, policy=policy)]
+    return made
+
+
+def check_parity(policy: str) -> Iterable[str]:
+    """Every session gives what it gives alone, twice; no illegal plan, no lost cell, no standstill."""
+    for case in parity_cases(policy):
+        outcome = run_exact_case(case)
+        if outcome.verdict is not Verdict.PASS:
+            said = outcome.problems or (outcome.reason or f"{len(outcome.divergences)} divergences",)
+            yield f"{case.family} {case.layout.value}: {'; '.join(said)}"
+
+
+def check_plans(policy: str) -> Iterable[str]:
+    """Plans are logical."""
+    yield from check_logical_plans(replay(busy_case(policy)).run)
+
+
+def check_hidden(policy: str) -> Iterable[str]:
+    """Changing every hidden length changes no plan before a result shows it."""
+    whole = replay(busy_case(policy)).run
+    for hidden in (lambda index: 1 + index % 9, lambda index: 9 - index % 9, lambda index: 4):
+        yield from check_hidden_truth(whole, replay(busy_case(policy, hidden=hidden)).run)
+
+
+def check_service(policy: str) -> Iterable[str]:
+    """Published service is completed service, with failed steps and preemptions in between."""
+    faults = (Fault(kind=FaultKind.DECODE_ERROR, step=0), Fault(kind=FaultKind.DECODE_ERROR, step=7),
+              Fault(kind=FaultKind.PREEMPT, step=12, session=3))
+    played = replay(busy_case(policy, faults=faults))
+    made = played.scheduler.policy
+    published = made.published_service(played.scheduler.policy_memory)
+    if published is not None:
+        yield from check_published_service(played.run, published, input_weight=made.input_weight,
+                                           output_weight=made.output_weight)
+
+
+def check_clocks(policy: str) -> Iterable[str]:
+    """Deadline orders count from the original clocks, across preemptions."""
+    if policy == "least_slack":
+        faults = tuple(Fault(kind=FaultKind.PREEMPT, step=step, session=step % 5) for step in (6, 9, 14))
+        played = replay(busy_case(policy, faults=faults))
+        yield from check_original_clocks(played.run, played.scheduler.policy.cost)
+
+
+def check_progress(policy: str) -> Iterable[str]:
+    """A policy that promises no starvation serves the unfavoured client under endless pressure; all partitions close."""
+    played = replay(pressure_case(policy))
+    yield from played.run.problems
+    client_reports(played.run, window_ms=TICKS * 10.0)
+    starved = starved_clients(service_of(played.run, until_ms=TICKS * 10.0), start_ms=0.0, stop_ms=TICKS * 10.0)
+    if starved and policy_class(policy).contract.starvation_free:
+        yield f"starved: {', '.join(starved)} completed nothing in {TICKS} ticks"
+
+
+CHECKS: dict[str, Callable[[str], Iterable[str]]] = {
+    "parity": check_parity, "logical plans": check_plans, "hidden lengths": check_hidden,
+    "completed service": check_service, "original clocks": check_clocks, "progress": check_progress,
+}
+
+
+def check_policy(policy: str) -> list[Check]:
+    """All checks of one policy that need no other process."""
+    make_policy(policy)
+    return [Check(policy, name, tuple(check(policy))) for name, check in CHECKS.items()]
+
+
+def print_digests(policies: list[str]) -> None:
+    """Entry point of another process: one line per policy with the digest of its schedules."""
+    for policy in policies:
+        cases = [busy_case(policy), replace(busy_case(policy), layout=Layout.STOCK, pool_cells=60)]
+        print(policy, *(replay(case).digest for case in cases))
+
+
+def run_under_hash_seeds(code: str, seeds: Iterable[int] = (1, 2, 3)) -> list[str]:
+    """What ``code`` prints in processes with different string hashes, which is what the order of a set hangs on."""
+    return [
+        subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": str(seed)}, check=True,
+                       capture_output=True, text=True, cwd=REPOSITORY).stdout
+        for seed in seeds
+    ]
+
+
+def check_hash_seeds(policies: list[str]) -> list[Check]:
+    """Every schedule is the same in processes whose sets have other orders."""
+    code = f"from parity.policy_checks import print_digests; print_digests({json.dumps(policies)})"
+    lines = [output.splitlines() for output in run_under_hash_seeds(code)]
+    checks = []
+    for policy, *printed in zip(policies, *lines, strict=True):
+        same = len(dict.fromkeys(printed)) == 1 and printed[0].startswith(f"{policy} ")
+        problems = () if same else ("schedules differ from process to process: a set was iterated",)
+        checks.append(Check(policy, "same in every process", problems))
+    return checks
