@@ -83,8 +83,8 @@ def command(
 
     Under GitHub Actions it also annotates the failing tests and adds the summary to the job's page.
     """
-    for name in families:
-        load_family(name)
+    for name in families or family_names():
+        load_family(name).row(row)
     known = family_names()
     chosen = tuple(name for name in known if not families or name in families)
     options = GateOptions(

@@ -63,7 +63,9 @@ def _run_suite(job: GateJob) -> GateCheck:
 
 def _run_split(job: GateJob) -> GateCheck:
     row = job.model.partition(":")[2] or "tiny"
-    split = next(split for split in pinned_splits(job.family, row) if split.name == job.split)
+    split = next((split for split in pinned_splits(job.family, row) if split.name == job.split), None)
+    if split is None:
+        return _check(job, Verdict.UNKNOWN, reason=f"row {row} has no split named {job.split}")
     return suite_check(
         job, run_split_suite(job.family, split, min_sessions=job.sessions, seed_value=job.seed)
     )

@@ -25,9 +25,9 @@ OnCheck = Callable[[GateCheck, int, int], None]
 TESTS: dict[CheckKind, tuple[str, str]] = {
     CheckKind.SUITE: ("tests/families/test_concurrent_parity.py", "test_concurrent_parity"),
     CheckKind.GOLDEN: ("tests/families/test_golden.py", "test_outputs_are_the_golden_ones"),
-    CheckKind.SPLIT: ("tests/families/test_splits_parity.py", ""),
-    CheckKind.MUTANTS: ("tests/selftest/test_mutants.py", ""),
-    CheckKind.POLICIES: ("tests/scheduler/test_policies.py", ""),
+    CheckKind.SPLIT: ("tests/families/test_stages.py", "test_concurrent_parity_across_stages"),
+    CheckKind.MUTANTS: ("tests/selftest/test_mutants.py", "test_exact_engine_mutant_is_killed"),
+    CheckKind.POLICIES: ("tests/scheduler/policies/test_fairness.py", ""),
 }
 
 

@@ -27,7 +27,7 @@ from scheduler.legality import phase_at
 from scheduler.limits import Layout
 from scheduler.records import Phase
 
-PICTURED = (Layout.UNIFIED, Layout.STOCK)
+PICTURED = (Layout.UNIFIED.value, Layout.STOCK.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,7 @@ def gather_histories(result: GateResult) -> list[History]:
                 continue
             if check.case_file:
                 histories.append(_of_check(check))
-            elif (
-                check.kind is CheckKind.SUITE and check.layout in {l.value for l in PICTURED} and check.counts
-            ):
+            elif check.kind is CheckKind.SUITE and check.layout in PICTURED and check.counts is not None:
                 model = family if result.options.row == "tiny" else f"{family}:{result.options.row}"
                 case = landmark(family, Layout(check.layout), model=model)
                 histories.append(

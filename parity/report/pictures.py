@@ -47,7 +47,8 @@ def _svg(width: float, height: float, title: str, parts: Iterable[str]) -> str:
 def _rect(x: float, y: float, width: float, height: float, css: str, tip: str = "", style: str = "") -> str:
     inner = f"><title>{escape(tip)}</title></rect>" if tip else "/>"
     styled = f' style="{style}"' if style else ""
-    return f'<rect x="{x:.5g}" y="{y:.5g}" width="{width:.5g}" height="{height:.5g}" class="{css}"{styled}{inner}'
+    place = f'x="{x:.5g}" y="{y:.5g}" width="{width:.5g}" height="{height:.5g}"'
+    return f'<rect {place} class="{css}"{styled}{inner}'
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:

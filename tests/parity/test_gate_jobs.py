@@ -1,0 +1,154 @@
+"""One check at a time: verdicts by tier, and that whatever breaks on the way is unknown, never pass."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from parity.errors import UsageError
+from parity.gate import jobs as gate_jobs
+from parity.gate.jobs import noise_histogram, run_job, suite_check
+from parity.gate.plan import GateJob
+from parity.gate.records import CheckKind, GateCheck
+from parity.gate.running import TESTS, _run_jobs, by_cost, line_of, located
+from parity.records import Outcome, Tier, Verdict
+from parity.store import REPOSITORY
+from parity.strategies import landmark
+from parity.suite import SuiteResult
+from scheduler.limits import Layout
+from tests.parity.gate_results import DIVERGENCE
+
+JOB = GateJob(
+    kind=CheckKind.SUITE,
+    name="llama unified",
+    family="llama",
+    layout=Layout.UNIFIED,
+    model="llama",
+    sessions=3,
+)
+
+
+def suite_result(verdict: Verdict, **counts) -> SuiteResult:
+    return SuiteResult("llama", JOB.layout, "llama", verdict=verdict, marks=Counter(shared=1), **counts)
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (UsageError("model is gone", todo="fetch it"), "model is gone; fetch it"),
+        (ValueError("oops"), "internal error: ValueError: oops"),
+    ],
+)
+def test_check_that_breaks_is_unknown_with_its_message(
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(job: GateJob) -> GateCheck:
+        raise error
+
+    monkeypatch.setitem(gate_jobs.RUNNERS, CheckKind.SUITE, broken)
+    check = run_job(JOB)
+    assert (check.verdict, check.reason, check.name) == (Verdict.UNKNOWN, reason, "llama unified")
+
+
+def kill_this_process(job: GateJob) -> GateCheck:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_gate_process_that_dies_leaves_unknown_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parity.gate.running.run_job", kill_this_process)
+    (check,) = _run_jobs([JOB], 1)
+    assert check.verdict is Verdict.UNKNOWN
+    assert "a process of the gate died" in check.reason
+    assert (check.family, check.layout) == ("llama", "unified")
+
+
+def test_all_identical_sessions_pass_both_tiers() -> None:
+    check = suite_check(JOB, suite_result(Verdict.PASS, sessions=4, bit_identical=4, byte_identical=4))
+    assert (check.verdict, check.bits, check.bytes) == (Verdict.PASS,) * 3
+
+
+def test_same_bytes_with_other_bits_fail_only_tier_bits() -> None:
+    check = suite_check(JOB, suite_result(Verdict.PASS, sessions=4, bit_identical=3, byte_identical=4))
+    assert (check.bits, check.bytes) == (Verdict.FAIL, Verdict.PASS)
+
+
+def test_divergence_and_case_file_reach_the_check() -> None:
+    case = landmark("llama", Layout.UNIFIED)
+    failure = Outcome(case=case, verdict=Verdict.FAIL, divergences=(DIVERGENCE,))
+    result = suite_result(
+        Verdict.FAIL, sessions=4, bit_identical=3, byte_identical=3, failure=failure, case_file="a.json"
+    )
+    check = suite_check(JOB, result)
+    assert (check.divergence, check.replay) == (DIVERGENCE, "parity replay a.json")
+    assert "family llama, session 3, generated token 7" in check.headline
+
+
+def test_crashes_and_missing_marks_pass_no_tier() -> None:
+    crashed = suite_check(
+        JOB, suite_result(Verdict.FAIL, sessions=4, bit_identical=4, byte_identical=4, crashes=1)
+    )
+    assert (crashed.bits, crashed.bytes) == (Verdict.FAIL, Verdict.FAIL)
+    empty = suite_check(JOB, suite_result(Verdict.FAIL, missing=("shared",)))
+    assert (empty.bits, empty.missing_marks) == (Verdict.FAIL, ("shared",))
+
+
+def test_bits_are_unknown_where_no_profile_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Inexact:
+        reason = "llamafile SGEMM is on"
+
+    monkeypatch.setattr(gate_jobs, "profile_of", lambda model: Inexact)
+    check = suite_check(JOB, suite_result(Verdict.UNKNOWN, sessions=4, bit_identical=4, byte_identical=4))
+    assert (check.bits, check.bytes) == (Verdict.UNKNOWN, Verdict.PASS)
+
+
+def test_stock_is_measured_and_judged_by_noise_alone() -> None:
+    stock = GateJob(
+        kind=CheckKind.SUITE, name="llama stock", family="llama", layout=Layout.STOCK, model="llama"
+    )
+    check = suite_check(
+        stock, suite_result(Verdict.PASS, sessions=4, bit_identical=1, byte_identical=3, noise=[0.0, 0.1])
+    )
+    assert (check.measured, check.bits, check.bytes, check.noise.samples) == (True, None, None, 2)
+
+
+def test_noise_histogram_counts_every_sample_once() -> None:
+    noise = noise_histogram([0.0, 0.0, 5e-12, 2e-5, 3e-5, 0.5, 1e9])
+    assert (noise.samples, noise.unmoved, noise.largest) == (7, 2, 1e9)
+    assert sum(noise.counts) == 5
+    assert len(noise.edges) == len(noise.counts) + 1
+    assert (noise.counts[0], noise.counts[3], noise.counts[-1]) == (1, 2, 1)
+
+
+def test_every_kind_of_job_has_a_runner_and_a_place_in_the_order() -> None:
+    kinds = set(CheckKind) - {CheckKind.MODEL}
+    assert set(gate_jobs.RUNNERS) == kinds
+    jobs = [GateJob(kind=kind, name=kind.value) for kind in kinds]
+    assert {job.kind for job in by_cost(jobs)} == kinds
+
+
+def test_annotations_point_at_tests_that_exist() -> None:
+    for kind, (file, function) in TESTS.items():
+        assert (REPOSITORY / file).is_file(), kind
+        line = (REPOSITORY / file).read_text().splitlines()[line_of(file, function) - 1]
+        assert line.startswith(f"def {function or 'test_'}"), kind
+
+
+def test_model_checks_point_at_the_manifest() -> None:
+    check = located(GateCheck(kind=CheckKind.MODEL, name="x", family="llama", verdict=Verdict.UNKNOWN))
+    assert (check.test_file, check.test_line) == ("manifests/llama.yaml", 1)
+
+
+def test_tier_is_handed_to_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def run_suite(family, layout, **settings):
+        asked.update(settings, family=family)
+        return suite_result(Verdict.PASS, sessions=3, bit_identical=3, byte_identical=3)
+
+    monkeypatch.setattr(gate_jobs, "run_suite", run_suite)
+    run_job(replace(JOB, sessions=7, seed=3, tier=Tier.BYTES))
+    assert (asked["tier"], asked["min_sessions"], asked["seed_value"]) == (Tier.BYTES, 7, 3)
