@@ -63,6 +63,12 @@ def busy_case(policy: str, *, hidden: Callable[[int], int] = lambda index: 9, fa
                 max_num_batched_tokens=12, max_num_seqs=5, prefix_block_tokens=4, faults=faults)
 
 
+def crowded_case(policy: str, *, hidden: Callable[[int], int] = lambda index: 9) -> Case:
+    """The busy case with everybody there from the start, so that long before any length shows somebody is chosen."""
+    busy = busy_case(policy, hidden=hidden)
+    return replace(busy, sessions=tuple(replace(session, arrival_step=0) for session in busy.sessions))
+
+
 def pressure_case(policy: str) -> Case:
     """One request of low priority, and one of a higher priority every tick in a lane that does one request a tick."""
     low = Session(prompt=tokens_of(1, 1), max_tokens=1, priority=4, client_id="low")
@@ -98,9 +104,10 @@ def check_plans(policy: str) -> Iterable[str]:
 
 def check_hidden(policy: str) -> Iterable[str]:
     """Changing every hidden length changes no plan before a result shows it."""
-    whole = replay(busy_case(policy)).run
-    for hidden in (lambda index: 1 + index % 9, lambda index: 9 - index % 9, lambda index: 4):
-        yield from check_hidden_truth(whole, replay(busy_case(policy, hidden=hidden)).run)
+    for crowd in (busy_case, crowded_case):
+        whole = replay(crowd(policy)).run
+        for hidden in (lambda index: 1 + index % 9, lambda index: 9 - index % 9, lambda index: 4):
+            yield from check_hidden_truth(whole, replay(crowd(policy, hidden=hidden)).run)
 
 
 def check_service(policy: str) -> Iterable[str]:

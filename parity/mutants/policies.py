@@ -1,0 +1,176 @@
+"""Mutants of policies: hidden lengths read, a set iterated, a session starved, planned work charged, a clock
+restarted, cells in a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import scheduler.policies.least_slack as least_slack_module
+from parity.drive import Driver
+from parity.mutants.records import Complaint, Killer, Mutant, Reach, Trial, replaced
+from parity.mutants.seam import method_plant
+from parity.policy_checks import (
+    busy_case,
+    check_clocks,
+    check_hidden,
+    check_plans,
+    check_progress,
+    check_service,
+    print_digests,
+    run_under_hash_seeds,
+)
+from parity.replay import replay
+from scheduler.policies.base import PlanBuilder, Policy
+from scheduler.policies.cost import ExclusiveCost
+from scheduler.policies.vtc_completed import VtcCompleted
+from scheduler.records import PlannedChunk, SchedulerState, SessionView
+
+
+def contract_trial(name: str, policy: str, check: Callable[[str], Iterable[str]]) -> Trial:
+    """One check of the battery on one policy."""
+    return Trial(name=name, run=lambda: tuple(Complaint(Killer.CONTRACT, text) for text in check(policy)))
+
+
+@contextmanager
+def reads_hidden_lengths(reach: Reach) -> Iterator[None]:
+    """Waiting sessions in order of their realised output lengths, which the policy was told behind its back."""
+    truth: dict[str, int] = {}
+
+    def told(original: Callable[..., None]) -> Callable[..., None]:
+        def init(self: Driver, case: Any, *rest: Any, **named: Any) -> None:
+            truth.update({f"s{index}": session.hidden_output_tokens or session.max_tokens
+                          for index, session in enumerate(case.sessions)})
+            original(self, case, *rest, **named)
+
+        return init
+
+    def shortest_first(original: Callable[..., Any]) -> Callable[..., Any]:
+        def waiting_order(self: Policy, state: SchedulerState) -> list[SessionView]:
+            views = list(original(self, state))
+            ordered = sorted(views, key=lambda view: truth[view.request_id])
+            if ordered != views:
+                reach()
+            return ordered
+
+        return waiting_order
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(Driver, "__init__", told))
+        stack.enter_context(replaced(Policy, "waiting_order", shortest_first))
+        yield
+
+
+def iterates_a_set(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Waiting sessions in the order of a set of their names."""
+
+    def waiting_order(self: Policy, state: SchedulerState) -> list[SessionView]:
+        reach()
+        return [state.views[request_id] for request_id in frozenset(state.waiting)]
+
+    return waiting_order
+
+
+def print_digest_of_set_order() -> None:
+    """Entry point of another process, with the fault planted in it."""
+    with method_plant(Policy, "waiting_order", iterates_a_set)(Reach()):
+        print_digests(["fcfs"])
+
+
+def set_order_differs() -> tuple[Complaint, ...]:
+    """Schedules in processes with other string hashes. They are new processes, so what is planted here is planted there
+    again."""
+    planted = Policy.waiting_order.__qualname__.startswith(iterates_a_set.__name__)
+    if planted:
+        replay(busy_case("fcfs"))  # reaches the fault in this process, too
+        code = f"from {__name__} import {print_digest_of_set_order.__name__} as show; show()"
+    else:
+        code = "from parity.policy_checks import print_digests; print_digests(['fcfs'])"
+    if len(dict.fromkeys(run_under_hash_seeds(code))) == 1:
+        return ()
+    return (Complaint(Killer.CONTRACT, "schedules differ from process to process: a set was iterated"),)
+
+
+def newest_first(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """The newest waiting session first: whoever waits goes on waiting while others come."""
+
+    def waiting_order(self: Policy, state: SchedulerState) -> list[SessionView]:
+        if len(state.waiting) > 1:
+            reach()
+        return list(original(self, state))[::-1]
+
+    return waiting_order
+
+
+def charges_planned_work(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """The prompt counts as completed service when its session enters, not when its rows are done."""
+
+    def observe(self: VtcCompleted, memory: Any, event: str, view: SessionView, now_ms: float, amount: int = 0) -> Any:
+        before = memory.done
+        memory = original(self, memory, event, view, now_ms, amount)
+        if event in ("admitted", "resumed"):
+            reach()
+            return self._complete(memory, view.request.client_id, memory.charged[view.request_id])
+        return replace(memory, done=before) if event == "prefilled" else memory
+
+    return observe
+
+
+def restarts_the_clock(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """The first-token deadline counts from the moment at which the session is looked at."""
+
+    def slack_ms(view: SessionView, now_ms: float, cost: ExclusiveCost, cached: int = 0) -> float:
+        slack = original(view, now_ms, cost, cached)
+        if view.emitted == 0 and now_ms > view.request.arrival_ms:
+            reach()
+            return slack + now_ms - view.request.arrival_ms
+        return slack
+
+    return slack_ms
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkWithCells(PlannedChunk):
+    """A chunk that says where its rows will lie."""
+
+    cells: tuple[int, ...] = ()
+
+
+def plans_cells(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Chunks of the plan carry cells."""
+
+    def build(self: PlanBuilder) -> Any:
+        plan = original(self)
+        if plan.chunks:
+            reach()
+        chunks = tuple(ChunkWithCells(c.request_id, c.generation, c.version, c.start, c.stop, (1, 2))
+                       for c in plan.chunks)
+        return replace(plan, chunks=chunks)
+
+    return build
+
+
+def _mutant(name: str, fault: str, plant: Any, trial: Trial) -> Mutant:
+    return Mutant(name=name, fault=fault, part="policies", killers=(Killer.CONTRACT,), plant=plant, trials=(trial,))
+
+
+MUTANTS = (
+    _mutant("policy_reads_hidden_lengths", "A policy orders waiting sessions by what they will really emit.",
+            reads_hidden_lengths, contract_trial("equal plans after equal results", "fcfs", check_hidden)),
+    _mutant("policy_iterates_a_set", "Waiting sessions are considered in the order of a set.",
+            method_plant(Policy, "waiting_order", iterates_a_set),
+            Trial(name="processes with other string hashes", run=set_order_differs)),
+    _mutant("policy_starves", "The newest waiting session is always considered first.",
+            method_plant(Policy, "waiting_order", newest_first),
+            contract_trial("endless pressure", "fcfs", check_progress)),
+    _mutant("policy_charges_planned_work", "A prompt is published as service when its session enters.",
+            method_plant(VtcCompleted, "observe", charges_planned_work),
+            contract_trial("failed steps and a preemption", "vtc_completed", check_service)),
+    _mutant("deadline_restarts", "A deadline counts from the decision instead of the arrival.",
+            method_plant(least_slack_module, "slack_ms", restarts_the_clock),
+            contract_trial("original clocks", "least_slack", check_clocks)),
+    _mutant("plan_holds_cells", "A plan says in which cells its rows will lie.",
+            method_plant(PlanBuilder, "build", plans_cells), contract_trial("logical plans", "fcfs", check_plans)),
+)
