@@ -147,10 +147,13 @@ class Runner:
         family, file = known_family(case.family), known_model(case.model)
         layout_profile = profile.for_layout(case.layout)
         engine = self.engine(case, file, family, layout_profile)
-        first = self.attempt(case, engine, family, layout_profile, file)
-        if first.lost and not any(fault.kind is FaultKind.STAGE_LOST for fault in first.run.fired):
-            return Outcome(case=case, verdict=Verdict.FAIL, crashed=True, reason=first.lost)
-        second = self.attempt(case, engine, family, layout_profile, file)
+        attempts = []
+        for _ in range(2):
+            attempt = self.attempt(case, engine, family, layout_profile, file)
+            if attempt.lost and not any(fault.kind is FaultKind.STAGE_LOST for fault in attempt.run.fired):
+                return Outcome(case=case, verdict=Verdict.FAIL, crashed=True, reason=attempt.lost)
+            attempts.append(attempt)
+        first, second = attempts
         oracle_profile = profile if case.layout is Layout.STOCK else layout_profile
         oracle = self.oracle(case, file, family, oracle_profile)
         with full_disk(any(fault.kind is FaultKind.DISK_FULL for fault in first.run.fired)):

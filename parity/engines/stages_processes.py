@@ -29,6 +29,7 @@ from scheduler.engine import Batch, EngineFailure, MemoryOp
 from scheduler.limits import PoolLimits
 
 ANSWER_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0  # a large stage is read from a slow disk
 
 
 class StageLost(EngineFailure):
@@ -126,7 +127,7 @@ class ProcessChain(SamplingEngine):
         for stage in self._stages:
             stage.wire.send({"settings": stage.settings.to_json()})
         self.lost = ""
-        self._gather(range(len(self._stages)))
+        self._gather(range(len(self._stages)), timeout_s=START_TIMEOUT_S)
 
     def _end(self) -> None:
         while self._stages:
@@ -144,11 +145,14 @@ class ProcessChain(SamplingEngine):
             if own.num_sequences > settings.num_sequences or own.num_cells >= self._context_cells(settings):
                 raise ValueError(f"limits {own} do not fit {settings}")
         self.limits, self.lose_next = limits, None
+        if not self.lost:
+            try:
+                self._order([{"do": "clear"}] * len(self._stages))
+            except StageLost:
+                pass  # it died idle: nobody was harmed
         if self.lost:
             self._end()
             self._start()
-        else:
-            self._order([{"do": "clear"}] * len(self._stages))
 
     @staticmethod
     def _context_cells(settings: StageSettings) -> int:
@@ -169,7 +173,10 @@ class ProcessChain(SamplingEngine):
         """
         if self.lost:
             return []
-        answers = self._order([{"do": "leftovers"}] * len(self._stages))
+        try:
+            answers = self._order([{"do": "leftovers"}] * len(self._stages))
+        except StageLost:
+            return []
         return sorted({seq_id for answer in answers for seq_id in answer["leftovers"]})
 
     def _run(
@@ -226,12 +233,17 @@ class ProcessChain(SamplingEngine):
         return self._gather(asked, give)
 
     def _gather(
-        self, asked: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None] | None = None
+        self,
+        asked: Sequence[int],
+        give: Callable[[Sequence[int], np.ndarray], None] | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> list[dict[str, Any]]:
         """One answer of every asked stage, within ``timeout_s`` in all; logits on the way go to ``give``."""
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
         answers: dict[int, dict[str, Any]] = {}
         dead: list[int] = []
-        deadline = monotonic() + self.timeout_s
+        deadline = monotonic() + timeout_s
         with selectors.DefaultSelector() as selector:
             for index in asked:
                 selector.register(self._stages[index].wire.connection, selectors.EVENT_READ, index)
@@ -239,9 +251,7 @@ class ProcessChain(SamplingEngine):
                 ready = selector.select(max(0.0, deadline - monotonic()))
                 if not ready:
                     silent = next(index for index in asked if index not in answers and index not in dead)
-                    self._lose(
-                        silent, f"{self.settings[silent].label}: no answer within {self.timeout_s:g} s"
-                    )
+                    self._lose(silent, f"{self.settings[silent].label}: no answer within {timeout_s:g} s")
                 for key, _ in ready:
                     index = key.data
                     try:

@@ -67,10 +67,17 @@ class StageServer:
                 take=self._source(number, len(tokens)) if self.upstream else None,
                 give=self._sink(number),
             )
-        except EngineFailure:
-            if self.downstream:
-                self.downstream.send({"step": number, "lost": True})
+        except (EngineFailure, WireClosed, WireSilent):
+            self._tell_downstream(number)
             raise
+
+    def _tell_downstream(self, number: int) -> None:
+        """Whoever waits for this step's hidden states must not wait longer."""
+        if self.downstream:
+            try:
+                self.downstream.send({"step": number, "lost": True})
+            except (WireClosed, WireSilent):
+                pass  # it has gone, and waits no more
 
     def _source(self, number: int, num_rows: int) -> Callable[[Sequence[int]], np.ndarray]:
         """Hidden states of this step's rows, waited for as they are needed."""
