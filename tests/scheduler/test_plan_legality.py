@@ -1,0 +1,164 @@
+"""Every negative case of a plan: a valid plan with exactly one change is rejected, by the rule that it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from scheduler.legality import validate_plan
+from scheduler.policies import make_policy
+from scheduler.records import (
+    IllegalTransition,
+    IntentKind,
+    IterationPlan,
+    PolicyIdentity,
+    QueueIntent,
+    SchedulerState,
+    SessionState,
+)
+from tests.scheduler.serving import Serving, request
+
+POLICY = make_policy("fcfs")
+
+
+@pytest.fixture
+def state() -> SchedulerState:
+    """``d`` decodes, ``p`` is half prefilled, ``b`` rebuilds, ``w`` waits, ``u`` is not ready, ``s`` is suspended."""
+    serving = Serving(cells=200, max_num_batched_tokens=8, max_chunk_tokens=4, max_num_seqs=6, prefix_cache=False)
+    serving.submit(request("d", 2, 9), request("b", 4, 9), request("s", 2, 9), request("p", 14, 9), request("u", 2, 9))
+    serving.step(3)
+    for name in ("b", "s"):
+        serving.scheduler.preempt(name, serving.now_ms)
+    serving.scheduler.set_ready("s", False)
+    serving.step()
+    serving.scheduler.set_ready("s", True)
+    serving.scheduler.set_ready("u", False)
+    serving.submit(request("w", 3, 2))
+    table = serving.scheduler.table
+    assert (table.views["d"].emitted > 0, table.views["p"].emitted) == (True, 0)
+    assert table.views["b"].computed < table.views["b"].committed
+    assert table.views["s"].state is SessionState.SUSPENDED
+    return serving.scheduler.state(serving.now_ms)
+
+
+@pytest.fixture
+def plan(state: SchedulerState) -> IterationPlan:
+    return POLICY.plan_iteration(state)
+
+
+def test_valid_plan_is_accepted(state: SchedulerState, plan: IterationPlan) -> None:
+    validate_plan(state, plan, POLICY)
+    assert {chunk.request_id for chunk in plan.chunks} >= {"d", "p", "b"}
+
+
+def chunk(name: str, **change: int | str) -> Callable[[IterationPlan], IterationPlan]:
+    """Change one planned chunk and nothing else; shifts of ``start`` and ``stop`` are relative."""
+    def mutate(plan: IterationPlan) -> IterationPlan:
+        chunks = []
+        for item in plan.chunks:
+            if item.request_id == name:
+                shifted = {key: getattr(item, key) + value if isinstance(value, int) else value
+                           for key, value in change.items()}
+                item = replace(item, **shifted)
+            chunks.append(item)
+        assert tuple(chunks) != plan.chunks
+        rows = sum(item.stop - item.start for item in chunks)
+        return replace(plan, chunks=tuple(chunks), ledger=replace(plan.ledger, num_tokens=rows))
+    return mutate
+
+
+def plan_with(**change: object) -> Callable[[IterationPlan], IterationPlan]:
+    return lambda plan: replace(plan, **change)
+
+
+def ledger_with(**shift: int) -> Callable[[IterationPlan], IterationPlan]:
+    return lambda plan: replace(plan, ledger=replace(
+        plan.ledger, **{key: getattr(plan.ledger, key) + value for key, value in shift.items()}))
+
+
+def intents(*extra: QueueIntent) -> Callable[[IterationPlan], IterationPlan]:
+    return lambda plan: replace(plan, intents=plan.intents + extra)
+
+
+def duplicated(plan: IterationPlan) -> IterationPlan:
+    return replace(plan, chunks=plan.chunks + plan.chunks[:1], order=plan.order + plan.order[:1])
+
+
+def reordered(plan: IterationPlan) -> IterationPlan:
+    assert plan.order[0] != plan.order[-1]
+    return replace(plan, chunks=plan.chunks[::-1], order=plan.order[::-1])
+
+
+def without_intents(plan: IterationPlan) -> IterationPlan:
+    assert plan.intents
+    return replace(plan, intents=())
+
+
+NEGATIVE = [
+    ("another state version", lambda plan: replace(plan, input_version=plan.input_version - 1)),
+    ("another state version", lambda plan: replace(plan, decision_id=plan.decision_id + 1)),
+    ("another policy's identity", plan_with(policy=PolicyIdentity("fcfs", 2))),
+    ("another policy's identity", plan_with(policy=PolicyIdentity("orca"))),
+    ("does not start at the computed frontier", chunk("p", start=-1)),
+    ("does not start at the computed frontier", chunk("p", start=1)),
+    ("does not start at the computed frontier", chunk("d", start=-1)),
+    ("passes the frontier of its phase", chunk("p", stop=40)),
+    ("passes the frontier of its phase", chunk("d", stop=1)),
+    ("passes the frontier of its phase", chunk("b", stop=20)),
+    ("interval is empty", chunk("d", stop=-1)),
+    ("interval is empty", chunk("d", stop=-2)),
+    ("session planned twice", duplicated),
+    ("stale generation or snapshot", chunk("d", version=-1)),
+    ("stale generation or snapshot", chunk("d", generation=1)),
+    ("session is not ready", chunk("d", request_id="u")),
+    ("unknown or terminal", chunk("d", request_id="gone")),
+    ("ledger drift", ledger_with(num_tokens=1)),
+    ("ledger drift", ledger_with(num_seqs=-1)),
+    ("states other budgets", ledger_with(max_num_batched_tokens=1)),
+    ("states other budgets", ledger_with(max_num_seqs=-1)),
+    ("forged order evidence", lambda plan: replace(plan, order=((-1, 0),) + plan.order[1:])),
+    ("forged order evidence", lambda plan: replace(plan, order=plan.order[:-1])),
+    ("out of the order of their keys", reordered),
+    ("enters without its intent", without_intents),
+    ("two intents", lambda plan: replace(plan, intents=plan.intents * 2)),
+    ("intent for a", intents(QueueIntent(IntentKind.ADMIT, "gone", 0))),
+    ("intent for a", intents(QueueIntent(IntentKind.DEFER, "w", 1))),
+    ("another queue", intents(QueueIntent(IntentKind.ADMIT, "d", 0))),
+    ("another queue", intents(QueueIntent(IntentKind.PREEMPT, "w", 0))),
+    ("another queue", intents(QueueIntent(IntentKind.RESUME, "u", 0))),
+    ("exactly with its first chunk", intents(QueueIntent(IntentKind.PREEMPT, "d", 0))),
+    ("exactly with its first chunk", intents(QueueIntent(IntentKind.ADMIT, "w", 0))),
+]
+
+
+@pytest.mark.parametrize(("rule", "mutate"), NEGATIVE, ids=[f"{i}-{rule}" for i, (rule, _) in enumerate(NEGATIVE)])
+def test_plan_with_one_change_is_rejected(rule: str, mutate: Callable[[IterationPlan], IterationPlan],
+                                          state: SchedulerState, plan: IterationPlan) -> None:
+    with pytest.raises(IllegalTransition, match=rule):
+        validate_plan(state, mutate(plan), POLICY)
+
+
+@pytest.mark.parametrize(("rule", "budget"), [
+    ("token budget exceeded", {"max_num_batched_tokens": 3}), ("sequence budget exceeded", {"max_num_seqs": 1})])
+def test_plan_over_a_budget_is_rejected(rule: str, budget: dict[str, int], state: SchedulerState,
+                                        plan: IterationPlan) -> None:
+    tight = replace(state, **budget)
+    with pytest.raises(IllegalTransition, match=rule):
+        validate_plan(tight, replace(plan, ledger=replace(plan.ledger, **budget)), POLICY)
+
+
+def test_terminal_session_is_rejected(state: SchedulerState, plan: IterationPlan) -> None:
+    views = dict(state.views)
+    views["d"] = replace(views["d"], state=SessionState.FINISHED)
+    with pytest.raises(IllegalTransition, match="unknown or terminal"):
+        validate_plan(replace(state, views=views), plan, POLICY)
+
+
+@pytest.mark.parametrize("between", [SessionState.PREEMPT_PENDING, SessionState.RESUME_PENDING])
+def test_session_between_queues_is_rejected(between: SessionState, state: SchedulerState, plan: IterationPlan) -> None:
+    views = dict(state.views)
+    views["d"] = replace(views["d"], state=between)
+    with pytest.raises(IllegalTransition, match="neither running nor entering"):
+        validate_plan(replace(state, views=views), plan, POLICY)
