@@ -1,0 +1,195 @@
+"""Drives scheduler and engine in this thread: no server, no queue between caller and step."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import psutil
+
+from parity.bench.records import BenchRun, RequestRecord
+from parity.bench.workload import Job
+from parity.serve.served_model import ServedModel
+from scheduler.engine import Batch, EngineFailure
+from scheduler.loop import Flight
+from scheduler.records import FinishReason, IterationResult, Request
+from scheduler.telemetry import Totals
+
+GAUGE_EVERY_STEPS = 32
+
+
+@dataclass(slots=True)
+class _Live:
+    """A request under way."""
+
+    job: Job
+    due_s: float
+    sent_s: float
+    times_s: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+
+class InProcessDriver:
+    """One run of a list of jobs on an idle engine. ``record_batch`` is called with every executed batch."""
+
+    def __init__(self, served: ServedModel, record_batch=None) -> None:
+        self.served, self._record_batch = served, record_batch
+        self._scheduler = served.make_scheduler(observer=self._observe)
+        self._live: dict[str, _Live] = {}
+        self._records: list[RequestRecord] = []
+        self._totals = Totals()
+        self._sent = 0
+        self._engine_s = 0.0
+        self._process = psutil.Process()
+        self._gauges = {"peak_rss_bytes": 0, "kv_bytes_per_session": 0.0, "peak_running": 0}
+
+    # -- loops -----------------------------------------------------------------------------------------------
+
+    def run_closed(self, jobs: list[Job], *, concurrency: int) -> BenchRun:
+        """``concurrency`` requests at any time; a conversation keeps its place until its last turn."""
+        waiting = deque(jobs)
+        self._begin()
+        for _ in range(min(concurrency, len(waiting))):
+            self._send(waiting.popleft(), due_s=0.0)
+        while self._live:
+            for job in self._step():
+                follower = job or (waiting.popleft() if waiting else None)
+                if follower is not None:
+                    self._send(follower, due_s=self._now())
+        return self._end()
+
+    def run_open(
+        self, jobs: list[Job], *, times_s: list[float], max_concurrency: int | None = None
+    ) -> BenchRun:
+        """Jobs at their times, however many are under way; with ``max_concurrency`` the rest waits at the
+        client."""
+        waiting: deque[tuple[float, Job]] = deque(zip(times_s, jobs, strict=True))
+        self._begin()
+        while waiting or self._live:
+            while (
+                waiting
+                and waiting[0][0] <= self._now()
+                and (max_concurrency is None or len(self._live) < max_concurrency)
+            ):
+                due_s, job = waiting.popleft()
+                self._send(job, due_s=due_s)
+            if self._live:
+                for follower in self._step():
+                    if follower is not None:
+                        self._send(follower, due_s=self._now())
+            else:
+                time.sleep(max(0.0, waiting[0][0] - self._now()))
+        return self._end()
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        self._started_s = perf_counter()
+
+    def _now(self) -> float:
+        return perf_counter() - self._started_s
+
+    def _send(self, job: Job, *, due_s: float) -> None:
+        request_id = f"b{self._sent}"
+        self._sent += 1
+        now_s = self._now()
+        refusal = self._scheduler.submit(
+            Request(request_id=request_id, prompt=job.prompt, max_tokens=job.max_tokens), now_s * 1e3
+        )
+        if refusal is None:
+            self._live[request_id] = _Live(job, due_s, now_s)
+        else:
+            self._records.append(
+                RequestRecord(
+                    index=job.index,
+                    prompt_tokens=len(job.prompt),
+                    turn=job.turn,
+                    due_s=due_s,
+                    sent_s=now_s,
+                    end_s=now_s,
+                    error=refusal.reason,
+                )
+            )
+
+    def _step(self) -> list[Job | None]:
+        """One step; for every request that ended, the next turn of its conversation or None."""
+        scheduler, begin_s = self._scheduler, self._now()
+        flight = scheduler.begin(begin_s * 1e3)
+        launch_s = self._now()
+        try:
+            result = None
+            if flight.plan.chunks:
+                result = scheduler.engine.execute(flight.plan, flight.batch, begin_s * 1e3)
+        except EngineFailure as failure:
+            record = scheduler.fail(failure, self._now() * 1e3)
+        else:
+            landed_s = self._now()
+            record = scheduler.finish(result, landed_s * 1e3)
+            record.engine_ms = (landed_s - launch_s) * 1e3
+        record.step_ms = (self._now() - begin_s) * 1e3
+        self._totals.add(record)
+        if self._totals.steps % GAUGE_EVERY_STEPS == 1 or record.running > self._gauges["peak_running"]:
+            self._gauge(record.running)
+        return [self._finish(completion) for completion in scheduler.take_completions()]
+
+    def _observe(self, flight: Flight, result: IterationResult | None) -> None:
+        now_s = self._now()
+        for item in result.chunks if result is not None else ():
+            if item.token is not None:
+                live = self._live[item.request_id]
+                live.times_s.append(now_s)
+                live.tokens.append(item.token)
+        if self._record_batch is not None:
+            batch: Batch = flight.batch
+            self._record_batch(batch)
+
+    def _finish(self, completion) -> Job | None:
+        live = self._live.pop(completion.request_id)
+        error = (
+            "" if completion.reason is FinishReason.LENGTH else completion.error or completion.reason.value
+        )
+        self._records.append(
+            RequestRecord(
+                index=live.job.index,
+                prompt_tokens=len(live.job.prompt),
+                turn=live.job.turn,
+                due_s=live.due_s,
+                sent_s=live.sent_s,
+                token_times_s=tuple(live.times_s),
+                end_s=self._now(),
+                error=error,
+            )
+        )
+        return live.job.following(live.tokens)
+
+    def _gauge(self, running: int) -> None:
+        """Memory in use: resident set of the process, and what live sessions hold (idle prefixes not
+        counted)."""
+        gauges, served, memory = self._gauges, self.served, self._scheduler.memory
+        gauges["peak_rss_bytes"] = max(gauges["peak_rss_bytes"], self._process.memory_info().rss)
+        if running >= gauges["peak_running"] and running:
+            gauges["peak_running"] = running
+            rows = served.limits.num_cells - memory.available_rows()
+            state = served.facts.slot_bytes() * running
+            gauges["kv_bytes_per_session"] = (rows * served.row_bytes() + state) / running
+
+    def _end(self) -> BenchRun:
+        duration_s = self._now()
+        self._gauge(0)
+        self._scheduler.drain_prefixes()
+        values, steps = self._totals.values, max(1, self._totals.steps)
+        looked_up = values["prefix_hits"] + values["prefix_misses"]
+        engine = {
+            **self._gauges,
+            "prefix_hit_rate": values["prefix_hits"] / looked_up if looked_up else 0.0,
+            "prefix_tokens_saved": values["prefix_tokens_saved"],
+            "steps": self._totals.steps,
+            "calls_per_step": values["calls"] / steps,
+            "engine_share": values["engine_ms"] / max(values["step_ms"], 1e-9),
+            "preempted": values["preempted"],
+            "recompute_tokens": values["recompute_tokens"],
+            "engine_failures": values["engine_failures"],
+        }
+        return BenchRun(duration_s=duration_s, requests=tuple(self._records), engine=engine)

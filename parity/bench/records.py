@@ -1,0 +1,68 @@
+"""What one benchmark run measured: a record per request, and what the engine counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """Times of one request in seconds from the run's start; one time per arrival of tokens at the client.
+
+    Where a server sends several tokens in one chunk, they arrive together: ``token_times_s`` then repeats a
+    time. ``error`` is set for a request that did not end as asked. ``turn`` counts within a conversation,
+    from 0.
+    """
+
+    index: int
+    prompt_tokens: int
+    turn: int = 0
+    due_s: float = 0.0
+    sent_s: float = 0.0
+    token_times_s: tuple[float, ...] = ()
+    end_s: float = 0.0
+    error: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.error and bool(self.token_times_s)
+
+    @property
+    def output_tokens(self) -> int:
+        return len(self.token_times_s)
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to first token."""
+        return self.token_times_s[0] - self.sent_s
+
+    @property
+    def e2el_s(self) -> float:
+        """End-to-end latency."""
+        return self.end_s - self.sent_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; undefined for an output of one token."""
+        count = self.output_tokens
+        return (self.token_times_s[-1] - self.token_times_s[0]) / (count - 1) if count > 1 else None
+
+    @property
+    def itl_s(self) -> list[float]:
+        """Inter-token latencies."""
+        times = self.token_times_s
+        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchRun:
+    """One point of a benchmark. ``engine`` holds numbers that only an engine in this process can give."""
+
+    duration_s: float
+    requests: tuple[RequestRecord, ...]
+    engine: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def completed(self) -> list[RequestRecord]:
+        return [record for record in self.requests if record.is_complete]

@@ -1,0 +1,254 @@
+"""``parity bench``: throughput, latency and goodput of the scheduler in this process, or of a server over
+HTTP."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from parity.bench.over_http import HttpDriver, check_reachable
+from parity.bench.plots import save_plots
+from parity.bench.summary import METRICS, Goodput
+from parity.bench.sweep import Point, SweepOptions, csv_text, run_sweep
+from parity.bench.workload import MIXES, Lengths, PrefixShape, Workload
+from parity.errors import ExitCode, UsageError
+from parity.provenance import provenance_line
+from parity.serve.options import engine_options, settings_from
+from parity.store import save_text
+
+DEFAULT_CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
+_AT_LEAST_ONE = click.IntRange(1)
+
+
+@click.command()
+@engine_options
+@click.option(
+    "--base-url", default=None, metavar="URL", help="Measure this server over HTTP; MODEL is its name there."
+)
+@click.option(
+    "--api-key", envvar="OPENAI_API_KEY", default="", help="For --base-url; also from OPENAI_API_KEY."
+)
+@click.option(
+    "--max-concurrency",
+    "concurrencies",
+    multiple=True,
+    type=_AT_LEAST_ONE,
+    help="Closed loop at this concurrency (repeatable); with --request-rate: a bound on the open loop.",
+)
+@click.option(
+    "--request-rate", "rates", multiple=True, type=float, help="Open loop at so many requests/s (repeatable)."
+)
+@click.option("--burstiness", default=1.0, show_default=True, help="Gamma shape of the gaps; 1 is Poisson.")
+@click.option("--num-prompts", default=128, show_default=True, type=_AT_LEAST_ONE, help="Requests per point.")
+@click.option(
+    "--mix", "mixes", multiple=True, type=click.Choice([*MIXES, "all"]), help="Length mix (repeatable)."
+)
+@click.option("--random-input-len", type=_AT_LEAST_ONE, help="Prompt tokens, instead of a mix.")
+@click.option("--random-output-len", type=_AT_LEAST_ONE, help="Output tokens, instead of a mix.")
+@click.option(
+    "--random-range-ratio", default=0.0, show_default=True, type=click.FloatRange(0, 1, max_open=True)
+)
+@click.option(
+    "--prefix",
+    "shapes",
+    multiple=True,
+    type=click.Choice([shape.value for shape in PrefixShape]),
+    help="Prefix shape (repeatable).  [default: unique]",
+)
+@click.option(
+    "--goodput", "objectives", multiple=True, metavar="NAME:MS", help="ttft:MS, tpot:MS or e2el:MS."
+)
+@click.option("--percentile-metrics", default="ttft,tpot,itl,e2el", show_default=True)
+@click.option("--metric-percentiles", default="50,99", show_default=True)
+@click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--save-result", is_flag=True, help="Keep every point, JSON, CSV and plots in --result-dir, and reuse it."
+)
+@click.option("--save-detailed", is_flag=True, help="With --save-result: keep every request's times too.")
+@click.option(
+    "--result-dir", default=Path("bench"), show_default=True, type=click.Path(file_okay=False, path_type=Path)
+)
+def command(
+    model: str,
+    base_url: str | None,
+    api_key: str,
+    result_dir: Path,
+    save_result: bool,
+    save_detailed: bool,
+    objectives: tuple[str, ...],
+    percentile_metrics: str,
+    metric_percentiles: str,
+    **options: Any,
+) -> ExitCode:
+    """Measure MODEL. Percentiles that a sample cannot carry are left empty, never guessed."""
+    points = make_points(options)
+    settings = settings_from(model, {name: options[name] for name in ENGINE_NAMES})
+    most = max(point.concurrency or point.max_concurrency or settings.max_num_seqs for point in points)
+    settings = replace(settings, max_num_seqs=max(settings.max_num_seqs, most))
+    sweep = SweepOptions(
+        target={"url": base_url, "model": model}
+        if base_url
+        else {"settings": {**asdict(settings), "layout": settings.layout.value}},
+        goodput=Goodput.parse(objectives),
+        metrics=metric_names(percentile_metrics),
+        percentiles=percent_values(metric_percentiles),
+        result_dir=result_dir if save_result else None,
+        save_detailed=save_detailed,
+    )
+    click.echo(provenance_line(options["seed"]))
+    if base_url:
+        check_reachable(base_url)
+        rows = sweep_with_progress(points, sweep, lambda: HttpDriver(base_url, model, api_key=api_key))
+    else:
+        from parity.bench.in_process import InProcessDriver
+        from parity.serve.served_model import open_served
+
+        served = open_served(settings)
+        rows = sweep_with_progress(points, sweep, lambda: InProcessDriver(served))
+        served.close()
+    Console(width=200).print(rows_table(rows))
+    if save_result:
+        save_text(
+            result_dir / "rows.json",
+            json.dumps({"target": sweep.target, "rows": rows}, indent=1, default=str),
+        )
+        save_text(result_dir / "rows.csv", csv_text(rows))
+        for path in save_plots(rows, result_dir):
+            click.echo(f"plot: {path}")
+    return ExitCode.PASS if all(row["completed"] for row in rows) else ExitCode.UNKNOWN
+
+
+ENGINE_NAMES = (
+    "layout",
+    "pool_cells",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_chunk_tokens",
+    "max_waiting",
+    "prefix_cache",
+    "policy",
+    "policy_options",
+    "kv_type",
+    "n_threads",
+)
+
+
+def make_points(options: dict[str, Any]) -> list[Point]:
+    """The grid of mixes, prefix shapes and loads. Raises ``UsageError``."""
+    lengths = chosen_lengths(options)
+    shapes = [PrefixShape(shape) for shape in options["shapes"] or ("unique",)]
+    workloads = [
+        Workload(
+            name=name,
+            lengths=replace(length, range_ratio=options["random_range_ratio"]),
+            num_prompts=options["num_prompts"],
+            shape=shape,
+            seed=options["seed"],
+        )
+        for name, length in lengths.items()
+        for shape in shapes
+    ]
+    concurrencies, rates = options["concurrencies"], options["rates"]
+    if rates and len(concurrencies) > 1:
+        raise UsageError(
+            "several --max-concurrency with --request-rate", todo="give one, as the open loop's bound"
+        )
+    if rates:
+        bound = concurrencies[0] if concurrencies else None
+        return [
+            Point(workload=w, request_rate=rate, burstiness=options["burstiness"], max_concurrency=bound)
+            for w in workloads
+            for rate in rates
+        ]
+    return [
+        Point(workload=w, concurrency=n) for w in workloads for n in concurrencies or DEFAULT_CONCURRENCIES
+    ]
+
+
+def chosen_lengths(options: dict[str, Any]) -> dict[str, Lengths]:
+    """Named length mixes, or the one that was given in tokens."""
+    given = options["random_input_len"], options["random_output_len"]
+    if any(given):
+        if options["mixes"]:
+            raise UsageError(
+                "--mix together with --random-input-len or --random-output-len", todo="choose one"
+            )
+        input_len, output_len = given[0] or 32, given[1] or 64
+        return {f"{input_len}/{output_len}": Lengths(input_len=input_len, output_len=output_len)}
+    names = options["mixes"] or ("short/long",)
+    return dict(MIXES) if "all" in names else {name: MIXES[name] for name in names}
+
+
+def metric_names(text: str) -> tuple[str, ...]:
+    """Metric names of a comma-separated list. Raises ``UsageError``."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if unknown := [name for name in names if name not in METRICS]:
+        raise UsageError(
+            f"unknown metric {unknown[0]!r}",
+            where="--percentile-metrics",
+            why=f"known are {', '.join(METRICS)}",
+        )
+    return names
+
+
+def percent_values(text: str) -> tuple[float, ...]:
+    """Percentiles of a comma-separated list. Raises ``UsageError``."""
+    try:
+        values = tuple(float(part) for part in text.split(","))
+        if not all(0 < value < 100 for value in values):
+            raise ValueError
+    except ValueError:
+        raise UsageError(
+            f"percentiles {text!r}",
+            where="--metric-percentiles",
+            why="they are not numbers between 0 and 100",
+        ) from None
+    return values
+
+
+def sweep_with_progress(points: list[Point], sweep: SweepOptions, make_driver) -> list[dict[str, Any]]:
+    """``run_sweep`` under a progress bar."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("points", total=len(points))
+
+        def report(point: Point, reused: bool) -> None:
+            progress.update(task, advance=1, description=f"{point.label}{' (kept)' if reused else ''}")
+
+        return run_sweep(points, sweep, make_driver, report)
+
+
+def rows_table(rows: list[dict[str, Any]]) -> Table:
+    """The most telling columns; an empty number says that the sample is too small."""
+    shown = [
+        "policy",
+        "mix",
+        "prefix",
+        "concurrency",
+        "request_rate",
+        "completed",
+        "failed",
+        "output_throughput",
+        "request_throughput",
+        "request_goodput",
+        "p50_ttft_ms",
+        "p99_ttft_ms",
+        "p50_tpot_ms",
+        "p99_tpot_ms",
+        "p99_e2el_ms",
+        "prefix_hit_rate",
+        "calls_per_step",
+    ]
+    columns = [name for name in shown if any(row.get(name) is not None for row in rows)]
+    table = Table(*columns)
+    for row in rows:
+        values = (row.get(name) for name in columns)
+        table.add_row(*("" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in values))
+    return table
