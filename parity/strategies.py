@@ -27,7 +27,8 @@ FEATURES = (
 )
 WORK_TOKENS = 1600  # rows that one case may compute at most, so that a case takes a fraction of a second
 STREAM_CELLS = 400
-DrawTokens = Callable[[int, int], tuple[int, ...]]  # (seed, count) -> token ids
+# (seed, count) -> token ids of a prompt: random bytes, or text for a model with a real vocabulary.
+DrawTokens = Callable[[int, int], tuple[int, ...]]
 
 
 def tokens_of(seed: int, count: int) -> tuple[int, ...]:
@@ -68,6 +69,17 @@ def arrival_steps(index: int) -> st.SearchStrategy[int]:
     """All at once, spread over a dozen steps, or one after the other, so that a later session finds an
     earlier prefix."""
     return st.one_of(st.just(6 * index), st.integers(0, 12), st.just(0))
+
+
+def seeded_sampling() -> st.SearchStrategy[SamplingParams]:
+    """Sampling by seed at several temperatures, cut off by count, by mass, or not at all."""
+    return st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.5, 1.0, 2.0]),
+        seed=st.integers(0, 9),
+        top_k=st.sampled_from([0, 1, 40]),
+        top_p=st.sampled_from([1.0, 0.9]),
+    )
 
 
 @st.composite
@@ -117,10 +129,7 @@ def cases(
     tokens: DrawTokens = tokens_of,
     work_tokens: int = WORK_TOKENS,
 ) -> Case:
-    """Cases of one family and layout: 1 to 16 sessions, prompts of 1 to 300 tokens, budgets from 1.
-
-    ``tokens(seed, count)`` makes prompts: random bytes, or text for a model with a real vocabulary.
-    """
+    """Cases of one family and layout: 1 to 16 sessions, prompts of 1 to 300 tokens, budgets from 1."""
     features = {name: draw(st.booleans()) for name in FEATURES}
     budget = draw(st.one_of(st.integers(1, 4), st.integers(5, 64), st.integers(65, 300)))
     count = draw(st.integers(1, max_sessions if budget > 4 else 5))
@@ -129,14 +138,7 @@ def cases(
     texts = draw(prompts(count=count, most=most, shared=features["shared"], tokens=tokens))
     sessions = []
     for index, prompt in enumerate(texts):
-        sampling = SamplingParams()
-        if features["seeded"] and draw(st.booleans()):
-            sampling = SamplingParams(
-                temperature=draw(st.sampled_from([0.5, 1.0, 2.0])),
-                seed=draw(st.integers(0, 9)),
-                top_k=draw(st.sampled_from([0, 1, 40])),
-                top_p=draw(st.sampled_from([1.0, 0.9])),
-            )
+        sampling = draw(seeded_sampling()) if features["seeded"] and draw(st.booleans()) else SamplingParams()
         sessions.append(
             Session(
                 prompt=prompt,

@@ -128,17 +128,12 @@ def run_suite(
     try:
         wrapped()
     except Failed:
-        outcome = failing[-1]  # Hypothesis runs its smallest example last
-        path = save_failing_case(outcome.case, failures)
-        result.case_file, result.failure = str(path), outcome
-        result.explanation = explain_outcome(outcome, case_file=path)
+        _keep_failure(result, failing[-1], failures)  # Hypothesis runs its smallest example last
     except Flaky as flaky:  # the case passed when Hypothesis ran it again: reported before parity
         if not failing:
             raise  # a bug of ours, not a case that failed
-        outcome = failing[-1]
-        path = save_failing_case(outcome.case, failures)
-        result.case_file, result.failure = str(path), outcome
-        result.explanation = f"not reproducible: {flaky}\n{explain_outcome(outcome, case_file=path)}"
+        _keep_failure(result, failing[-1], failures)
+        result.explanation = f"not reproducible: {flaky}\n{result.explanation}"
     result.missing = tuple(mark for mark in required if not result.marks[mark])
     result.verdict, result.reason = _judge(result, failed=bool(failing), reason=choice.reason, tier=tier)
     result.seconds = monotonic() - started
@@ -170,6 +165,13 @@ def _generated(
         print_blob=False,
     )(wrapped)
     return wrapped if seed_value is None else seed(seed_value)(wrapped)
+
+
+def _keep_failure(result: SuiteResult, outcome: Outcome, failures: Path) -> None:
+    """Write the failing case and explain it."""
+    path = save_failing_case(outcome.case, failures)
+    result.case_file, result.failure = str(path), outcome
+    result.explanation = explain_outcome(outcome, case_file=path)
 
 
 def _fails(outcome: Outcome, *, compare_bits: bool, layout: Layout) -> bool:
