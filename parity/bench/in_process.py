@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -17,7 +18,7 @@ from scheduler.loop import Flight
 from scheduler.records import FinishReason, IterationResult, Request
 from scheduler.telemetry import Totals
 
-GAUGE_EVERY_STEPS = 32
+GAUGE_EVERY_STEPS = 8
 
 
 @dataclass(slots=True)
@@ -32,18 +33,30 @@ class _Live:
 
 
 class InProcessDriver:
-    """One run of a list of jobs on an idle engine. ``record_batch`` is called with every executed batch."""
+    """One run of a list of jobs on an idle engine; make another for another run. ``policy`` and
+    ``prefix_cache`` replace those of the served model; ``record_batch`` is called with every executed
+    batch."""
 
-    def __init__(self, served: ServedModel, record_batch=None) -> None:
+    def __init__(
+        self,
+        served: ServedModel,
+        *,
+        policy: str | None = None,
+        prefix_cache: bool | None = None,
+        record_batch: Callable[[Batch], None] | None = None,
+    ) -> None:
         self.served, self._record_batch = served, record_batch
-        self._scheduler = served.make_scheduler(observer=self._observe)
+        self._scheduler = served.make_scheduler(
+            observer=self._observe, policy=policy, prefix_cache=prefix_cache
+        )
         self._live: dict[str, _Live] = {}
         self._records: list[RequestRecord] = []
         self._totals = Totals()
         self._sent = 0
         self._engine_s = 0.0
         self._process = psutil.Process()
-        self._gauges = {"peak_rss_bytes": 0, "kv_bytes_per_session": 0.0, "peak_running": 0}
+        self._gauges = {"peak_rss_bytes": 0, "peak_running": 0}
+        self._kv_bytes = self._kv_sessions = 0
 
     # -- loops -----------------------------------------------------------------------------------------------
 
@@ -130,7 +143,7 @@ class InProcessDriver:
             record.engine_ms = (landed_s - launch_s) * 1e3
         record.step_ms = (self._now() - begin_s) * 1e3
         self._totals.add(record)
-        if self._totals.steps % GAUGE_EVERY_STEPS == 1 or record.running > self._gauges["peak_running"]:
+        if self._totals.steps % GAUGE_EVERY_STEPS == 1:
             self._gauge(record.running)
         return [self._finish(completion) for completion in scheduler.take_completions()]
 
@@ -142,8 +155,7 @@ class InProcessDriver:
                 live.times_s.append(now_s)
                 live.tokens.append(item.token)
         if self._record_batch is not None:
-            batch: Batch = flight.batch
-            self._record_batch(batch)
+            self._record_batch(flight.batch)
 
     def _finish(self, completion) -> Job | None:
         live = self._live.pop(completion.request_id)
@@ -169,11 +181,11 @@ class InProcessDriver:
         counted)."""
         gauges, served, memory = self._gauges, self.served, self._scheduler.memory
         gauges["peak_rss_bytes"] = max(gauges["peak_rss_bytes"], self._process.memory_info().rss)
-        if running >= gauges["peak_running"] and running:
-            gauges["peak_running"] = running
+        gauges["peak_running"] = max(gauges["peak_running"], running)
+        if running:
             rows = served.limits.num_cells - memory.available_rows()
-            state = served.facts.slot_bytes() * running
-            gauges["kv_bytes_per_session"] = (rows * served.row_bytes() + state) / running
+            self._kv_bytes += rows * served.row_bytes() + served.facts.slot_bytes() * running
+            self._kv_sessions += running
 
     def _end(self) -> BenchRun:
         duration_s = self._now()
@@ -183,6 +195,7 @@ class InProcessDriver:
         looked_up = values["prefix_hits"] + values["prefix_misses"]
         engine = {
             **self._gauges,
+            "kv_bytes_per_session": self._kv_bytes / max(1, self._kv_sessions),
             "prefix_hit_rate": values["prefix_hits"] / looked_up if looked_up else 0.0,
             "prefix_tokens_saved": values["prefix_tokens_saved"],
             "steps": self._totals.steps,

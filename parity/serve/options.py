@@ -57,11 +57,16 @@ _OPTIONS = (
 )
 
 
-def engine_options(function: Callable) -> Callable:
-    """Decorator: the engine's options and, in front of them, MODEL."""
+def shared_engine_options(function: Callable) -> Callable:
+    """Decorator: the engine's options."""
     for option in reversed(_OPTIONS):
         function = option(function)
-    return click.argument("model")(function)
+    return function
+
+
+def engine_options(function: Callable) -> Callable:
+    """Decorator: the engine's options and, in front of them, MODEL."""
+    return click.argument("model")(shared_engine_options(function))
 
 
 def settings_from(model: str, options: dict[str, Any]) -> EngineSettings:

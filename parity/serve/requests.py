@@ -158,8 +158,8 @@ def _max_tokens(data: dict[str, Any], limits: AskLimits, prompt_tokens: int, *, 
     wanted = _integer(data, name, default, low=1, high=2**31)
     if wanted > room:
         raise BadRequest(
-            f"this server holds {limits.max_session_tokens} tokens per request; the prompt has {prompt_tokens} "
-            f"and {name} asks for {wanted}: {prompt_tokens + wanted} in all",
+            f"this server holds {limits.max_session_tokens} tokens per request; "
+            f"the prompt has {prompt_tokens} and {name} asks for {wanted}: {prompt_tokens + wanted} in all",
             code="context_length_exceeded",
             parameter=name,
         )

@@ -106,18 +106,24 @@ class ServedModel:
         """Prompt and output together: the last token of an output needs no cell."""
         return self.limits.max_session_rows + 1
 
-    def make_scheduler(self, *, observer: Callable[..., None] | None = None) -> Scheduler:
-        """A scheduler over the engine, which must be idle: its memory is cleared."""
+    def make_scheduler(
+        self,
+        *,
+        observer: Callable[..., None] | None = None,
+        policy: str | None = None,
+        prefix_cache: bool | None = None,
+    ) -> Scheduler:
+        """A scheduler over the engine, which must be idle: its memory is cleared. ``policy`` and
+        ``prefix_cache`` replace the settings' ones. Raises ``UsageError``."""
+        name = self.settings.policy if policy is None else policy
+        options = dict(self.settings.policy_options) if name == self.settings.policy else {}
         try:
-            policy = make_policy(self.settings.policy, **dict(self.settings.policy_options))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(
-                f"policy {self.settings.policy!r} cannot be made",
-                why=str(error),
-                todo="`parity policies` lists them",
-            ) from error
+            chosen = make_policy(name, **options)
+        except ValueError as error:
+            raise UsageError("policy cannot be made", why=str(error)) from error
+        steps = self.steps if prefix_cache is None else replace(self.steps, prefix_cache=prefix_cache)
         self.engine.configure(self.limits)
-        return Scheduler(self.engine, policy, self.steps, model_digest=self.file.sha256, observer=observer)
+        return Scheduler(self.engine, chosen, steps, model_digest=self.file.sha256, observer=observer)
 
     def row_bytes(self) -> int:
         """Bytes of one token's cells over all layers; gemma2's window caches are as large as the full
