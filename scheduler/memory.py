@@ -132,8 +132,10 @@ class Memory:
             seq_ids = tuple(pool.open() for pool in self.pools)
         else:
             seq_ids = tuple(pool.share(source, count) for pool, source in zip(self.pools, entry.seq_ids, strict=True))
-        whole = self.sharing is Sharing.WHOLE_STATE
-        stops = self.prefix.state_stops(self._chain(view)) if whole else ()
+        stops: tuple[int, ...] = ()
+        if self.sharing is Sharing.WHOLE_STATE:
+            stops = self.prefix.state_stops(self._chain(view))
+            self.prefix.note_prompt(self._chain(view))
         self.residences[view.request_id] = Residence(seq_ids, entry, stops)
         return count
 

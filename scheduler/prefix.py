@@ -63,14 +63,16 @@ class PrefixCache:
         the prompt's end, and the last one inside what an earlier prompt had in common with it.
         """
         common = next((n for n in range(len(chain) - 1, 0, -1) if chain[n - 1] in self._seen), 0)
+        stops = dict.fromkeys(limit // self.block_tokens * self.block_tokens for limit in (common, len(chain) - 1))
+        return tuple(stop for stop in stops if stop)
+
+    def note_prompt(self, chain: tuple[bytes, ...]) -> None:
+        """Remember a prompt, so that later ones can be seen to part from it."""
         for digest in chain:
             self._seen[digest] = None
             self._seen.move_to_end(digest)
         while len(self._seen) > 64 * self.max_entries + 4096:
             self._seen.popitem(last=False)
-        block = self.block_tokens
-        stops = dict.fromkeys(limit // block * block for limit in (common, len(chain) - 1))
-        return tuple(stop for stop in stops if stop)
 
     def holds(self, digests: tuple[bytes, ...]) -> bool:
         """Whether keeping this prefix would add nothing."""

@@ -156,6 +156,7 @@ class PlanBuilder:
         self.rows_left = 0
         self.closed = False  # nobody enters any more
         self.entered: list[SessionView] = []
+        self._pinned: dict[tuple[int, ...], None] = {}
         self._chunks: list[tuple[tuple, PlannedChunk]] = []
         self._intents: list[QueueIntent] = []
 
@@ -180,7 +181,8 @@ class PlanBuilder:
             self.rows_left = memory.available_rows() - self.policy.reserved_rows(state, self)
         cached = memory.cached_tokens(view)
         need = (self.policy.future_rows(state, view) if future_rows is None else future_rows) - cached
-        pinned = memory.pinned_rows(view) if cached else 0
+        prefix = view.request.prompt[:cached]  # sessions that enter together pin what they share once
+        pinned = memory.pinned_rows(view) if cached and prefix not in self._pinned else 0
         if self.sequences_left < 1 or max(need, 1) > self.rows_left - pinned:
             return False
         if not self._grant(view, cached, limit, None):
@@ -188,6 +190,7 @@ class PlanBuilder:
         self.sequences_left -= 1
         self.rows_left -= need + pinned
         self.entered.append(view)
+        self._pinned[prefix] = None
         kind = IntentKind.RESUME if view.state is SessionState.SUSPENDED else IntentKind.ADMIT
         self._intents.append(QueueIntent(kind, view.request_id, view.request.generation))
         return True
