@@ -16,11 +16,13 @@ from parity.gate.records import CheckKind, Counts, GateCheck, NoiseHistogram
 from parity.golden.regenerate import find_changes
 from parity.mutants import all_mutants
 from parity.mutants.running import Status, judge_mutants
+from parity.policy_checks import check_hash_seeds, check_policy
 from parity.profiles import profile_of
 from parity.records import Verdict
 from parity.suite import SuiteResult, run_suite
 from parity.suite_splits import pinned_splits, run_split_suite
 from scheduler.limits import Layout
+from scheduler.policies import policy_names
 
 NOISE_DECADES = range(-8, 3)
 
@@ -166,7 +168,16 @@ def _run_mutants(job: GateJob) -> GateCheck:
 
 
 def _run_policies(job: GateJob) -> GateCheck:
-    return _check(job, Verdict.UNKNOWN, reason="policies are not checked yet")
+    policies = policy_names()
+    checks = [*(check for name in policies for check in check_policy(name)), *check_hash_seeds(policies)]
+    wrong = [check for check in checks if check.verdict is not Verdict.PASS]
+    return _check(
+        job,
+        Verdict.merge(check.verdict for check in checks),
+        reason=f"policy {wrong[0].policy}, {wrong[0].name}: {wrong[0].problems[0]}" if wrong else "",
+        explanation="\n".join(f"{c.policy}, {c.name}: {problem}" for c in wrong for problem in c.problems),
+        marks={"policies": len(policies), "checks": len(checks)},
+    )
 
 
 RUNNERS: dict[CheckKind, Callable[[GateJob], GateCheck]] = {

@@ -15,6 +15,10 @@ from parity.gate.jobs import noise_histogram, run_job, suite_check
 from parity.gate.plan import GateJob
 from parity.gate.records import CheckKind, GateCheck
 from parity.gate.running import TESTS, _run_jobs, by_cost, line_of, located
+from parity.golden.cases import GoldenMode, golden_path
+from parity.golden.regenerate import ModeChange
+from parity.mutants.running import MutantReport, Status, TrialReport
+from parity.policy_checks import Check
 from parity.records import Outcome, Tier, Verdict
 from parity.store import REPOSITORY
 from parity.strategies import landmark
@@ -152,3 +156,47 @@ def test_tier_is_handed_to_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate_jobs, "run_suite", run_suite)
     run_job(replace(JOB, sessions=7, seed=3, tier=Tier.BYTES))
     assert (asked["tier"], asked["min_sessions"], asked["seed_value"]) == (Tier.BYTES, 7, 3)
+
+
+def test_policy_that_breaks_its_promise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(policy: str) -> list[Check]:
+        return [Check(policy, "progress", ("starved: a completed nothing",) if policy == "vtc" else ())]
+
+    monkeypatch.setattr(gate_jobs, "check_policy", check)
+    monkeypatch.setattr(gate_jobs, "check_hash_seeds", lambda policies: [])
+    found = run_job(GateJob(kind=CheckKind.POLICIES, name="policies"))
+    assert (found.verdict, found.reason) == (
+        Verdict.FAIL,
+        "policy vtc, progress: starved: a completed nothing",
+    )
+    assert found.marks["policies"] == found.marks["checks"] >= 15
+
+
+def test_surviving_mutant_fails_the_gate_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge(mutants, select, on_report):
+        return [
+            MutantReport("a_fault", "is wrong", "cells", ("llama",), (TrialReport("t", status, "", "", 0.1),))
+            for status in (Status.KILLED, Status.SURVIVED)
+        ]
+
+    monkeypatch.setattr(gate_jobs, "judge_mutants", judge)
+    found = run_job(GateJob(kind=CheckKind.MUTANTS, name="mutants"))
+    assert (found.verdict, found.reason) == (Verdict.FAIL, "1 of 2 not killed: a_fault")
+    monkeypatch.setattr(gate_jobs, "judge_mutants", lambda *_: [])
+    assert run_job(GateJob(kind=CheckKind.MUTANTS, name="mutants")).verdict is Verdict.UNKNOWN
+
+
+def test_golden_that_differs_fails_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def changes(family: str, *, search: bool):
+        assert not search
+        path = golden_path(family, GoldenMode.SHORT)
+        made = {"family": family, "path": path, "golden": None, "is_new": False, "context": ()}
+        return [
+            ModeChange(mode=GoldenMode.SHORT, differences=(), problems=(), **made),
+            ModeChange(mode=GoldenMode.LONG, differences=("session 0: tokens differ",), problems=(), **made),
+        ], {}
+
+    monkeypatch.setattr(gate_jobs, "find_changes", changes)
+    found = run_job(GateJob(kind=CheckKind.GOLDEN, name="llama goldens", family="llama"))
+    assert (found.verdict, found.reason) == (Verdict.FAIL, "llama long: differs")
+    assert "session 0: tokens differ" in found.explanation
