@@ -181,6 +181,8 @@ def run_case_here(arguments: dict[str, Any]) -> dict[str, Any]:
 
 def check_case(case: Case) -> None:
     """Refuse a case that cannot be run at all. Raises ``UsageError``."""
+    if case.stage_cells and case.split is None:
+        raise UsageError("stage_cells", where="case", why="no split is named", todo="name one")
     family = known_family(case.family)
     if case.layout is not Layout.STREAMS:
         most = family.engine.n_seq_max // (2 if family.needs_shadow else 1) - (1 if family.is_hybrid else 0)

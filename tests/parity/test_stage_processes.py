@@ -1,0 +1,229 @@
+"""A process per stage: the same bits, and a stage that dies or hangs ends its sessions with its name, never
+a hang.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from parity.contained import run_case
+from parity.engines.stages_build import hand_settings, stage_limits
+from parity.engines.stages_processes import ProcessChain, StageLost
+from parity.engines.stages_wire import Wire, WireClosed, WireSilent, calls_from_data, calls_to_data
+from parity.errors import UsageError
+from parity.explain import explain_outcome
+from parity.families import load_family
+from parity.models import resolve_model
+from parity.numerics import ROW
+from parity.plugin import family_params
+from parity.records import Fault, FaultKind, Verdict
+from parity.runner import Runner, known_model, pool_limits
+from parity.suite_splits import crowd_case, pinned_splits
+from scheduler.engine import Batch, Call, EngineFailure, MemoryOp, OpKind
+from scheduler.records import FinishReason
+
+
+def crowd(family: str, place: int, *faults: Fault):
+    case = crowd_case(family, pinned_splits(family)[place], 0, sessions=10)
+    return replace(case, faults=faults or case.faults)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    """One runner with a process per stage for the whole module."""
+    made = Runner(stage_processes=True)
+    yield made
+    made.chains.close()
+
+
+@pytest.mark.parametrize("family", family_params())
+def test_process_chain_gives_the_bits_of_the_whole_model(family: str) -> None:
+    case = crowd(family, -1)
+    failure = Fault(
+        kind=FaultKind.DECODE_ERROR, step=7, call=1
+    )  # a step that breaks off leaves no stale states behind
+
+    outcome = run_case(replace(case, faults=(*case.faults, failure)), profile=ROW, stage_processes=True)
+
+    assert outcome.verdict is Verdict.PASS, explain_outcome(outcome)
+    assert outcome.bit_identical == outcome.sessions >= 8
+    assert outcome.marks["engine_failed"] == 1
+
+
+@pytest.mark.family_llama
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_lost_stage_ends_its_sessions_with_its_name(runner: Runner, stage: int) -> None:
+    """The process of one stage dies in the middle of step 9; what was emitted before stays right to the
+    bit.
+    """
+    case = crowd("llama", 1, Fault(kind=FaultKind.STAGE_LOST, step=9, call=stage))
+    family, file = load_family("llama"), known_model(case.model)
+    engine = runner.engine(case, file, family, ROW)
+
+    attempt = runner.attempt(case, engine, family, ROW, file)
+    ends = [end for end in attempt.run.completions.values() if end.reason is FinishReason.FAILED]
+
+    assert attempt.lost.startswith(
+        f"stage {stage} (layers {2 * stage}:{2 * stage + 2}): its process ended by SIGKILL"
+    )
+    assert ends and all(attempt.lost in end.error for end in ends)
+    assert len(attempt.run.completions) == len(case.sessions)
+
+    outcome = runner.run(case, ROW)  # stages are started anew, twice
+    assert outcome.verdict is Verdict.PASS, explain_outcome(outcome)
+    assert outcome.bit_identical == outcome.sessions > 0
+
+
+@pytest.mark.family_llama
+def test_killed_stage_is_a_crash_that_names_it_and_the_next_case_runs(runner: Runner) -> None:
+    case = crowd("llama", 1)
+    engine = runner.engine(case, known_model(case.model), load_family("llama"), ROW)
+    order = engine._order
+
+    def order_and_kill(orders, give=None):
+        if orders[0] is not None and orders[0].get("step", 0) and engine._step % 1000 == 6:
+            os.kill(engine.pids[1], signal.SIGKILL)
+        return order(orders, give)
+
+    engine._step, engine._order = 0, order_and_kill
+    outcome = runner.run(case, ROW)
+    assert (outcome.verdict, outcome.crashed) == (Verdict.FAIL, True)
+    assert outcome.reason == "stage 1 (layers 2:4): its process ended by SIGKILL"
+
+    del engine._order
+    outcome = runner.run(case, ROW)
+    assert outcome.verdict is Verdict.PASS, explain_outcome(outcome)
+
+
+@pytest.fixture
+def short_chain() -> Iterator[ProcessChain]:
+    """A chain of three processes that wait one second for each other."""
+    chain = ProcessChain(hand_settings(resolve_model("llama"), load_family("llama"), "thirds"), timeout_s=1.0)
+    yield chain
+    chain.close()
+
+
+@pytest.mark.family_llama
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_hanging_stage_is_named_and_ended(short_chain: ProcessChain, stage: int) -> None:
+    case = replace(crowd("llama", 1), stage_cells=(), pool_cells=200, num_sequences=12, faults=())
+    runner, family, file = Runner(), load_family("llama"), known_model(case.model)
+    limits = stage_limits(runner.chains.legal(file, case.split), pool_limits(case, family, ROW))
+    short_chain.configure(*limits)
+    pids = list(short_chain.pids)
+    seen = 0
+
+    def stop_a_stage(*_: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 3:
+            os.kill(pids[stage], signal.SIGSTOP)
+
+    runner.engine = lambda *_: short_chain
+    sample = short_chain._sample
+
+    def sample_and_stop(*arguments) -> None:
+        sample(*arguments)
+        stop_a_stage()
+
+    short_chain._sample = sample_and_stop
+    outcome = runner.run(case, ROW)
+
+    assert outcome.crashed and outcome.verdict is Verdict.FAIL
+    assert outcome.reason == f"stage {stage} (layers {2 * stage}:{2 * stage + 2}): no answer within 1 s"
+    assert all(_is_gone(pid) for pid in pids)
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.family_llama
+def test_lost_chain_holds_nothing_and_says_so_at_the_next_step(short_chain: ProcessChain) -> None:
+    os.kill(short_chain.pids[2], signal.SIGKILL)
+    short_chain.apply([[MemoryOp(OpKind.CLEAR)]] * 3)
+
+    assert short_chain.lost.startswith("stage 2 (layers 4:6): its process ended by SIGKILL")
+    assert short_chain.leftover_sequences() == [] and short_chain.pids == []
+    with pytest.raises(StageLost, match="stage 2"):
+        short_chain._run(None, (), lambda rows, logits: None)
+
+
+@pytest.mark.family_llama
+def test_failed_call_names_its_stage_not_those_that_starve_and_is_no_loss(short_chain: ProcessChain) -> None:
+    """Stage 1 gets its rows in the wrong order, which llama.cpp refuses; stage 2 waits for nothing then."""
+    right, wrong = (Call((), rows, (1, 1), (-1, -1)) for rows in ((0, 1), (1, 0)))
+    batch = Batch((5, 6), (0, 1), (), (), (), (), (), ((right,), (wrong,), (right,)))
+    given: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+
+    def give(rows, logits) -> None:
+        given.append((tuple(rows), logits.shape))
+
+    with pytest.raises(EngineFailure, match=r"^stage 1 \(layers 2:4\): llama_decode returned -1$"):
+        short_chain._run(batch, (0, 1), give)
+    assert given == [] and not short_chain.lost
+
+    short_chain.apply([[MemoryOp(OpKind.CLEAR)]] * 3)
+    short_chain._run(replace(batch, stages=((right,),) * 3), (0, 1), give)
+    assert [rows for rows, _ in given] == [(1,)]
+    assert given[0][1][0] == 1
+
+
+@pytest.mark.family_llama
+def test_stage_that_cannot_be_loaded_is_bad_input_not_a_hang(tmp_path) -> None:
+    settings = hand_settings(resolve_model("llama"), load_family("llama"), "halves")
+    broken = tmp_path / "stage.gguf"
+    broken.write_bytes(b"GGUF" + bytes(60))
+
+    with pytest.raises(UsageError, match="model cannot be loaded"):
+        ProcessChain([settings[0], replace(settings[1], path=str(broken))])
+
+
+def test_stages_end_when_their_coordinator_closes() -> None:
+    chain = ProcessChain(hand_settings(resolve_model("llama"), load_family("llama"), "halves"))
+    pids = list(chain.pids)
+    assert not any(_is_gone(pid) for pid in pids)
+    chain.close()
+
+    assert all(_is_gone(pid) for pid in pids)
+
+
+# -- frames
+
+
+def test_frames_carry_headers_and_floats_and_waits_are_bounded() -> None:
+    left, right = (Wire(end, timeout_s=0.05) for end in socket.socketpair())
+    values = np.array([[1.5, -0.0], [np.inf, 1e-45]], np.float32)
+    left.send({"rows": [3, 1]}, values)
+    header, received = right.receive()
+
+    assert header == {"rows": [3, 1]}
+    assert received.tobytes() == values.tobytes()
+    with pytest.raises(WireSilent):
+        right.receive()
+    left.connection.sendall(b"\x05\x00")  # half of a length, then nobody
+    left.close()
+    with pytest.raises(WireClosed):
+        right.receive()
+    with pytest.raises(WireClosed):
+        right.send({})
+        right.send({})
+    right.close()
+
+
+def test_calls_survive_the_wire() -> None:
+    ops = (MemoryOp(OpKind.REMOVE, 3, 4, 5), MemoryOp(OpKind.COPY, 6, 0, 9, 2))
+    calls = (Call(ops, (0, -1), (3, 0), (7, 0)), Call((), (1,), (4,), (-1,)))
+
+    assert tuple(calls_from_data(calls_to_data(calls))) == calls
