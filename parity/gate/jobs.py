@@ -144,6 +144,7 @@ def _run_goldens(job: GateJob) -> GateCheck:
         reason=reason,
         explanation="\n".join(change.describe() for change in wrong),
         counts=Counts(cases=len(changes), sessions=sessions),
+        marks={"files": len(changes), "compared_by_bits": sum(not change.context for change in changes)},
     )
 
 

@@ -71,6 +71,7 @@ def report(tree: Path) -> dict:
     return data
 
 
+@pytest.mark.nightly  # `make gate` shows the same on every merge
 @pytest.mark.family_llama
 def test_clean_tree_passes_and_every_report_is_written(checkout: Path) -> None:
     done = gate(checkout, "--family", "llama", *BUDGET, GITHUB_ACTIONS="", GITHUB_STEP_SUMMARY="")
