@@ -1,0 +1,178 @@
+"""Shapes of input behind faults that serving engines had: every template, green, and its marks hit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import cache
+from itertools import product
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from parity.contained import run_case
+from parity.exact_runner import run_exact_case
+from parity.mutants import cases
+from parity.mutants.records import Reach
+from parity.mutants.seam import method_plant
+from parity.plugin import family_params
+from parity.records import Case, Fault, FaultKind, Outcome, Session, Verdict
+from parity.scenario_list import SCENARIOS, Scenario
+from parity.scenarios_pressure import Restore, restores
+from parity.strategies import tokens_of
+from parity.worker import Worker
+from scheduler.policies.base import Policy
+
+FAMILIES = family_params()
+EXACT_FAMILIES = family_params("llama", "gemma2", "qwen3next")  # one of each kind that the exact engine has
+GENERATE = {
+    "deadline": None,
+    "derandomize": True,
+    "database": None,
+    "phases": [Phase.generate],
+    "suppress_health_check": list(HealthCheck),
+}
+SMALL_PROMPT = 8
+
+
+def run_template(
+    scenario: Scenario, family: str, run: Callable[[Case], Outcome], *, per_layout: int
+) -> Counter[str]:
+    """Marks over some of the template's cases in each of its layouts; a case that is not green fails the test."""
+    marks: Counter[str] = Counter()
+
+    def one(case: Case) -> None:
+        outcome = run(case)
+        marks.update(outcome.marks)
+        assert outcome.verdict is Verdict.PASS, (outcome.reason, outcome.problems, outcome.divergences)
+
+    for layout in scenario.layouts:
+        settings(max_examples=per_layout, **GENERATE)(given(scenario.at(family, layout))(one))()
+    return marks
+
+
+@pytest.mark.parametrize("family", EXACT_FAMILIES)
+@pytest.mark.parametrize("scenario", [s for s in SCENARIOS if s.on_exact], ids=lambda scenario: scenario.name)
+def test_template_is_green_on_the_exact_engine_and_hits_its_marks(scenario: Scenario, family: str):
+    marks = run_template(scenario, family, run_exact_case, per_layout=10)
+    assert [mark for mark in scenario.marks if not marks[mark]] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_template_is_green_on_llama_cpp(scenario: Scenario, family: str):
+    assert run_template(scenario, family, run_case, per_layout=1).total() > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_template_hits_its_marks_on_llama_cpp(scenario: Scenario, family: str):
+    marks = run_template(scenario, family, run_case, per_layout=30)
+    assert [mark for mark in scenario.marks if not marks[mark]] == []
+
+
+@cache
+def restore_worker() -> Worker:
+    return Worker()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_restored_state_goes_on_bit_by_bit(family: str):
+    seen: list[Restore] = []
+
+    def one(restore: Restore) -> None:
+        seen.append(restore)
+        assert restore_worker().call("parity.save_restore:run_restore_here", asdict(restore)) == []
+
+    settings(max_examples=6, **GENERATE)(given(restores(family))(one))()
+    assert {restore.into for restore in seen} == {"same", "other", "fresh"} and any(r.cut for r in seen)
+
+
+# -- everything there is, at the smallest sizes
+
+
+def chunkings(length: int) -> Iterator[tuple[int, ...]]:
+    """Every way to cut ``length`` tokens into chunks: 2 ** (length - 1)."""
+    for cuts in product([False, True], repeat=length - 1):
+        sizes, size = [], 1
+        for cut in cuts:
+            sizes, size = ([*sizes, size], 1) if cut else (sizes, size + 1)
+        yield (*sizes, size)
+
+
+def chunked_case(family: str, sizes: tuple[int, ...]) -> Case:
+    """A session whose prompt is cut exactly like that, beside a decoder.
+
+    The policy cuts by what it is told: ``scripted_chunks`` is planted into ``PlanBuilder`` by the test.
+    """
+    return cases.case_of(
+        family,
+        (
+            Session(prompt=tokens_of(1, 2), max_tokens=5),
+            Session(prompt=tokens_of(2, sum(sizes)), max_tokens=3, arrival_step=1),
+        ),
+        prefix_cache=False,
+    )
+
+
+def scripted(sizes: tuple[int, ...]):
+    """A plant that gives session 1 chunks of these sizes."""
+    stops = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+
+    def make(original, reach):
+        def chunk_tokens(self, state, view, available: int) -> int:
+            if view.request_id != "s1" or view.emitted:
+                return original(self, state, view, available)
+            reach()
+            return next(stop for stop in stops if stop > view.computed) - view.computed
+
+        return chunk_tokens
+
+    return method_plant(Policy, "chunk_tokens", make)
+
+
+@pytest.mark.parametrize("family", EXACT_FAMILIES)
+def test_every_chunking_of_a_small_prompt_gives_the_same_answer(family: str):
+    count = 0
+    for length in range(1, SMALL_PROMPT + 1):
+        for sizes in chunkings(length):
+            reach = Reach()
+            with scripted(sizes)(reach):
+                outcome = run_exact_case(chunked_case(family, sizes))
+            assert outcome.verdict is Verdict.PASS, (sizes, outcome.problems, outcome.divergences)
+            assert reach.count >= len(sizes)
+            count += 1
+    assert count == 2**SMALL_PROMPT - 1
+
+
+@pytest.mark.parametrize("family", EXACT_FAMILIES)
+def test_every_point_of_preemption_and_of_cancel_gives_the_same_answers(family: str):
+    base = cases.case_of(
+        family,
+        (cases.session(1, 5, 4), cases.session(2, 3, 5, arrival_step=1)),
+        max_num_batched_tokens=4,
+        prefix_block_tokens=1,
+    )
+    hits: Counter[FaultKind] = Counter()
+    for kind, step, session, in_flight in product(
+        [FaultKind.PREEMPT, FaultKind.CANCEL], range(12), (0, 1), (False, True)
+    ):
+        fault = Fault(kind=kind, step=step, session=session, in_flight=in_flight)
+        outcome = run_exact_case(replace(base, faults=(fault,)))
+        assert outcome.verdict is Verdict.PASS, (fault, outcome.problems, outcome.divergences)
+        hits[kind] += outcome.marks["preempted"] + outcome.marks["cancelled"]
+    assert hits[FaultKind.PREEMPT] >= 12 and hits[FaultKind.CANCEL] >= 12
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sample_of_small_cases_gives_the_same_answers_on_llama_cpp(family: str):
+    base = cases.case_of(
+        family, (cases.session(1, 8, 4), cases.session(2, 3, 5, arrival_step=1)), prefix_cache=False
+    )
+    for chunk in range(1, SMALL_PROMPT + 1):
+        for kind, step in ((FaultKind.PREEMPT, chunk % 6), (FaultKind.CANCEL, 7 - chunk)):
+            fault = Fault(kind=kind, step=max(step, 0), session=chunk % 2, in_flight=chunk % 2 == 0)
+            outcome = run_case(replace(base, max_chunk_tokens=chunk, faults=(fault,)))
+            assert outcome.verdict is Verdict.PASS, (outcome.problems, outcome.divergences)
