@@ -178,9 +178,11 @@ class PlanBuilder:
             return False
         if self.sequences_left is None:
             self.sequences_left = memory.available_sequences()
-            self.rows_left = memory.available_rows() - self.policy.reserved_rows(state, self)
+            running = sum(_next_rows(state.views[request_id]) for request_id in state.running)
+            self.rows_left = memory.available_rows() - max(self.policy.reserved_rows(state, self), running)
         cached = memory.cached_tokens(view)
-        need = (self.policy.future_rows(state, view) if future_rows is None else future_rows) - cached
+        need = self.policy.future_rows(state, view) if future_rows is None else future_rows
+        need = max(need, _next_rows(view)) - cached
         prefix = view.request.prompt[:cached]  # sessions that enter together pin what they share once
         pinned = memory.pinned_rows(view) if cached and prefix not in self._pinned else 0
         if self.sequences_left < 1 or max(need, 1) > self.rows_left - pinned:
@@ -237,3 +239,11 @@ class PlanBuilder:
                               state.max_num_batched_tokens - self.tokens_left, len(chunks))
         return IterationPlan(state.decision_id, state.version, self.policy.identity, chunks, ledger,
                              tuple(self._intents), tuple(key for key, _ in self._chunks))
+
+
+def _next_rows(view: SessionView) -> int:
+    """The least that must be kept for a session, whatever the forecast: what it has to rebuild, and one row of progress.
+
+    With less, two sessions can take each other's cells in turn for ever.
+    """
+    return min(view.future_rows, view.committed - view.computed + 1)
