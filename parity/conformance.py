@@ -1,8 +1,9 @@
-"""Conformance suite for any engine and any scheduler: a Hypothesis state machine with the laws of concurrent serving.
+"""Conformance suite for any engine and any scheduler: a Hypothesis state machine with the laws of concurrent
+serving.
 
-``make_machine`` gives a ``RuleBasedStateMachine``; its ``TestCase`` runs under pytest. Rules: submit, step, launch and
-commit apart, cancel, preempt, exhaust, evict, resubmit. Laws: memory is conserved after every rule, every accepted
-session ends exactly once, and its tokens are those it gives alone.
+``make_machine`` gives a ``RuleBasedStateMachine``; its ``TestCase`` runs under pytest. Rules: submit, step,
+launch and commit apart, cancel, preempt, exhaust, evict, resubmit. Laws: memory is conserved after every
+rule, every accepted session ends exactly once, and its tokens are those it gives alone.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Setting:
 
 
 class Exhaustible:
-    """An engine whose next step can be made to break off: after the engine ran it, so that memory is in doubt."""
+    """An engine whose next step can be made to break off: after the engine ran it, so that memory is in
+    doubt.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.limits = engine, engine.limits
@@ -54,7 +57,8 @@ class Exhaustible:
 
 
 @st.composite
-def machine_settings(draw: st.DrawFn, layouts: Sequence[Layout] = tuple(Layout), max_stages: int = 2) -> Setting:
+def machine_settings(draw: st.DrawFn, layouts: Sequence[Layout] = tuple(Layout),
+                     max_stages: int = 2) -> Setting:
     """Small pools of every layout and memory class, tight enough that sessions compete for cells and ids."""
     layout = draw(st.sampled_from(layouts))
     recurrent = draw(st.booleans())
@@ -101,7 +105,10 @@ def solo_by(engine_factory: EngineFactory) -> SoloAnswer:
 def make_machine(engine_factory: EngineFactory, *, scheduler_factory: SchedulerFactory = default_scheduler,
                  solo: SoloAnswer | None = None, runs: st.SearchStrategy[Setting] | None = None,
                  max_token: int = 40) -> type[RuleBasedStateMachine]:
-    """The suite as a class. ``solo`` is the oracle (default: the same engine, alone); ``max_token`` bounds prompts."""
+    """The suite as a class.
+
+    ``solo`` is the oracle (default: the same engine, alone); ``max_token`` bounds prompts.
+    """
     expected = solo_by(engine_factory) if solo is None else solo
     chosen = machine_settings() if runs is None else runs
 
@@ -143,7 +150,8 @@ class _ServingMachine(RuleBasedStateMachine):
         shared = data.draw(st.sampled_from([0, 0, 3, 7]), label="shared")
         tail = data.draw(st.lists(st.integers(0, self.max_token - 1), min_size=1, max_size=8), label="tail")
         request = Request(
-            request_id=name, prompt=tuple(range(shared)) + tuple(tail), generation=self.cancelled.get(name, 0),
+            request_id=name, prompt=tuple(range(shared)) + tuple(tail),
+            generation=self.cancelled.get(name, 0),
             max_tokens=data.draw(st.integers(1, 8), label="max_tokens"), arrival_ms=self.now_ms,
             stop_token_ids=(1,), sampling=SamplingParams(temperature=data.draw(st.sampled_from([0.0, 1.0]))))
         most = min(limits.max_session_rows for limits in self.setting.limits)
@@ -171,7 +179,8 @@ class _ServingMachine(RuleBasedStateMachine):
     def commit(self) -> None:
         flight, self.flight = self.flight, None
         try:
-            result = self.engine.execute(flight.plan, flight.batch, self.now_ms) if flight.plan.chunks else None
+            result = self.engine.execute(flight.plan, flight.batch,
+                                         self.now_ms) if flight.plan.chunks else None
         except EngineFailure as failure:
             self.failures += 1
             self.scheduler.fail(failure, self.now_ms)
@@ -235,7 +244,9 @@ class _ServingMachine(RuleBasedStateMachine):
     def _collect(self) -> None:
         for completion in self.scheduler.take_completions():
             request = self.live.pop(completion.request_id, None)
-            assert request is not None and request.generation == completion.generation, f"an end too many: {completion}"
+            assert request is not None and request.generation == completion.generation, (
+                f"an end too many: {completion}"
+            )
             solo = self.expected(self.setting.limits, request)
             if completion.reason is FinishReason.CANCELLED:
                 assert completion.tokens == solo[:len(completion.tokens)], "a cancelled session strayed"

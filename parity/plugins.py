@@ -1,7 +1,8 @@
 """Loads what users bring: ``package.module:factory``, from ``--engine`` and ``--scheduler``.
 
-An engine factory takes the limits of its pools, one per stage, and returns a ``scheduler.engine.Engine``. A scheduler
-factory takes an engine and ``scheduler.limits.StepLimits`` and returns what ``scheduler.loop.Scheduler`` offers.
+An engine factory takes the limits of its pools, one per stage, and returns a ``scheduler.engine.Engine``. A
+scheduler factory takes an engine and ``scheduler.limits.StepLimits`` and returns what
+``scheduler.loop.Scheduler`` offers.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from typing import Any
 from parity.errors import UsageError
 
 ENGINE_OFFERS = ("limits", "execute", "apply")
-SCHEDULER_OFFERS = ("submit", "cancel", "preempt", "step", "begin", "finish", "fail", "take_completions", "is_idle")
+SCHEDULER_OFFERS = ("submit", "cancel", "preempt", "step", "begin", "finish", "fail", "take_completions",
+                    "is_idle")
 
 
 def load_factory(specification: str) -> Callable[..., Any]:
     """The callable named by ``package.module:name``. Raises ``UsageError`` saying which part is wrong."""
     module_name, colon, name = specification.partition(":")
     if not colon or not module_name or not name:
-        raise UsageError(f"{specification!r} names no factory", why="it must be written package.module:factory",
+        raise UsageError(f"{specification!r} names no factory",
+                         why="it must be written package.module:factory",
                          todo="for instance tests.machine.examples:make_engine")
     try:
         module = importlib.import_module(module_name)

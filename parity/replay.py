@@ -1,4 +1,7 @@
-"""Replays a case on the exact engine under a virtual clock: each step takes ``case.ms_per_step``. Contracts live here."""
+"""Replays a case on the exact engine under a virtual clock: each step takes ``case.ms_per_step``.
+
+Contracts live here.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,8 @@ def replay(case: Case, policy: Policy | None = None,
     engine = ExactEngine(exact_limits(case), exact_model(case), stops=hidden_stops(case.sessions),
                          duration_ms=lambda batch: case.ms_per_step)
     if policy is None:
-        policy = make_policy(case.policy, **dict(case.policy_options)) if policy_of is None else policy_of(case)
+        policy = make_policy(case.policy,
+                             **dict(case.policy_options)) if policy_of is None else policy_of(case)
     made: list[Scheduler] = []
 
     def make_scheduler(observer) -> Scheduler:

@@ -1,4 +1,6 @@
-"""S12: a session's state is saved, restored into a sequence beside neighbours, and goes on bit by bit the same."""
+"""S12: a session's state is saved, restored into a sequence beside neighbours, and goes on bit by bit the
+same.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def _alone(driver: HandDriver, tokens: tuple[int, ...]) -> np.ndarray:
     return logits
 
 
-def _restored(driver: HandDriver, restore: Restore, prompt: tuple[int, ...], expected: np.ndarray) -> list[str]:
+def _restored(driver: HandDriver, restore: Restore, prompt: tuple[int, ...],
+              expected: np.ndarray) -> list[str]:
     neighbour = tokens_of(restore.seed + 50, 11)
     undisturbed = _alone(driver, neighbour)
     if restore.hole:

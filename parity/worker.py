@@ -23,8 +23,8 @@ from parity.errors import UsageError
 from parity.store import REPOSITORY
 
 DEFAULT_TIMEOUT_S = 300.0
-# Without the first an abort would attach a debugger to print a trace; without the second, threads that wait for each
-# other spin, which starves the other workers of a small machine.
+# Without the first an abort would attach a debugger to print a trace; without the second, threads that wait
+# for each other spin, which starves the other workers of a small machine.
 WORKER_DEFAULTS = {"GGML_NO_BACKTRACE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 STDERR_TAIL_BYTES = 4000
 

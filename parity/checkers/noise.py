@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-# A first difference is noise up to this many times the run's 99th percentile, or this share of the row's spread.
+# A first difference is noise up to this many times the run's 99th percentile, or this share of the row's
+# spread.
 NOISE_FACTOR = 16.0
 RELATIVE_FLOOR = 0.25
 

@@ -1,11 +1,13 @@
 """Exact engine: llama.cpp's KV semantics without weights, so that scheduler properties cost microseconds.
 
-A cell holds a digest of what it was computed from: input, position and everything that its row could see. Attention folds
-the visible cells in the order in which the row kernel walks them (increasing cell index where cells are shared), a window
-sees the last few positions, a recurrent state folds every row of its sequence. The next token is a digest of exactly that.
-So one missing, stale, foreign or misplaced cell changes the token with near certainty.
+A cell holds a digest of what it was computed from: input, position and everything that its row could see.
+Attention folds the visible cells in the order in which the row kernel walks them (increasing cell index where
+cells are shared), a window sees the last few positions, a recurrent state folds every row of its sequence.
+The next token is a digest of exactly that. So one missing, stale, foreign or misplaced cell changes the token
+with near certainty.
 
-Placement, refusals and aborts follow llama.cpp (llama-kv-cache.cpp, llama-memory-recurrent.cpp, llama-batch.cpp).
+Placement, refusals and aborts follow llama.cpp (llama-kv-cache.cpp, llama-memory-recurrent.cpp,
+llama-batch.cpp).
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from scheduler.records import IterationPlan, IterationResult, SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactModel:
-    """What a session can see: all its cells, with ``window`` also its last ``window`` positions, with ``recurrent`` a
-    state. ``vocabulary`` bounds the tokens; ``seed`` stands for the weights.
+    """What a session can see: all its cells, with ``window`` also its last ``window`` positions, with
+    ``recurrent`` a state. ``vocabulary`` bounds the tokens; ``seed`` stands for the weights.
     """
 
     window: int | None = None
@@ -39,7 +41,8 @@ class ExactModel:
             raise UsageError("exact model out of range", why=str(self), todo="use sizes of at least 1")
 
 
-__all__ = ["EngineAbort", "ExactEngine", "ExactModel", "FAMILY_MODELS", "expected_tokens", "hidden_stops", "next_token"]
+__all__ = ["EngineAbort", "ExactEngine", "ExactModel", "FAMILY_MODELS", "expected_tokens", "hidden_stops",
+           "next_token"]
 
 FAMILY_MODELS: Mapping[str, ExactModel] = {
     "llama": ExactModel(), "deepseek2": ExactModel(), "gemma2": ExactModel(window=8),
@@ -50,9 +53,10 @@ FAMILY_MODELS: Mapping[str, ExactModel] = {
 class ExactEngine:
     """Implements ``scheduler.engine.Engine`` for every layout and any number of stages.
 
-    ``stops`` maps a request id to (position, token): what is sampled at that position whatever the digest says, which is
-    how a hidden output length is realised (``hidden_stops``). ``duration_ms`` gives the virtual time that a batch takes.
-    Raises ``EngineFailure`` where llama.cpp refuses and ``EngineAbort`` where it would end the process.
+    ``stops`` maps a request id to (position, token): what is sampled at that position whatever the digest
+    says, which is how a hidden output length is realised (``hidden_stops``). ``duration_ms`` gives the
+    virtual time that a batch takes. Raises ``EngineFailure`` where llama.cpp refuses and ``EngineAbort``
+    where it would end the process.
     """
 
     def __init__(self, limits: Sequence[PoolLimits], model: ExactModel | None = None, *,
@@ -67,7 +71,9 @@ class ExactEngine:
         self._failing_call: int | None = None
 
     def fail_next(self, call: int = 0) -> None:
-        """Make the next step fail at its native call number ``call`` (stages counted on), after the calls before it."""
+        """Make the next step fail at its native call number ``call`` (stages counted on), after the calls
+        before it.
+        """
         self._failing_call = call
 
     def execute(self, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
@@ -121,7 +127,8 @@ def _run_call(pool: ExactPool, call: Call, hidden: Sequence[int], positions: Seq
             computed[row] = digest
 
 
-def next_token(model: ExactModel, digest: int, request_id: str, position: int, sampling: SamplingParams) -> int:
+def next_token(model: ExactModel, digest: int, request_id: str, position: int,
+               sampling: SamplingParams) -> int:
     """The token for a row's digest: greedy, or keyed by (seed, session, position)."""
     if sampling.temperature:
         digest = hash((digest, sampling.seed, _name_digest(sampling.key or request_id), position))
@@ -129,7 +136,9 @@ def next_token(model: ExactModel, digest: int, request_id: str, position: int, s
 
 
 def hidden_stops(sessions: Sequence[Session]) -> dict[str, tuple[int, int]]:
-    """``stops`` of an engine for a case's sessions: the stop token comes as output number ``hidden_output_tokens``."""
+    """``stops`` of an engine for a case's sessions: the stop token comes as output number
+    ``hidden_output_tokens``.
+    """
     stops = {}
     for index, session in enumerate(sessions):
         if session.hidden_output_tokens is None:
@@ -137,14 +146,17 @@ def hidden_stops(sessions: Sequence[Session]) -> dict[str, tuple[int, int]]:
         if not session.stop_token_ids:
             raise UsageError(f"session {index} has a hidden output length but no stop token", where="case",
                              todo="give it stop_token_ids")
-        stops[f"s{index}"] = (len(session.prompt) + session.hidden_output_tokens - 1, session.stop_token_ids[0])
+        stops[f"s{index}"] = (len(session.prompt) + session.hidden_output_tokens - 1,
+                              session.stop_token_ids[0])
     return stops
 
 
 def expected_tokens(model: ExactModel, prompt: Sequence[int], max_tokens: int, *, request_id: str = "s0",
                     sampling: SamplingParams | None = None, stop_token_ids: Sequence[int] = (),
                     stop: tuple[int, int] | None = None, stages: int = 1) -> tuple[int, ...]:
-    """What a session alone answers: the oracle, by the definition and without cells, calls, chunks or a scheduler."""
+    """What a session alone answers: the oracle, by the definition and without cells, calls, chunks or a
+    scheduler.
+    """
     sampling = SamplingParams() if sampling is None else sampling
     contents: list[list[int]] = [[] for _ in range(stages)]
     folds, states = [0] * stages, [0] * stages

@@ -1,4 +1,6 @@
-"""The exact engine's memory: cells, sequences and recurrent states of one context, with llama.cpp's rules and no floats."""
+"""The exact engine's memory: cells, sequences and recurrent states of one context, with llama.cpp's rules and
+no floats.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,23 @@ MODULUS = (1 << 61) - 1
 BASE = 0x0F0A_5B1D_93C4_E837
 EVERYTHING = 1 << 62
 
-Row = tuple[int, int, int, int]  # input digest, position, sequence id, the cell where it must land (-1: anywhere)
+# input digest, position, sequence id, the cell where it must land (-1: anywhere)
+Row = tuple[int, int, int, int]
 
 
 class EngineAbort(Exception):
-    """Where llama.cpp would end the process, or where rows landed on other cells than the scheduler's books say."""
+    """Where llama.cpp would end the process, or where rows landed on other cells than the scheduler's books
+    say.
+    """
 
 
 class _Sequence:
-    """One sequence id: its cells by position, and, while they are whole and ordered, running folds of their contents.
+    """One sequence id: its cells by position, and, while they are whole and ordered, running folds of their
+    contents.
 
-    ``folds[n]`` is the fold of the first n rows. A hole or a cell out of order makes the sequence irregular: its rows then
-    fold what they see one by one, which is slow and gives other digests, as it would with floats.
+    ``folds[n]`` is the fold of the first n rows. A hole or a cell out of order makes the sequence irregular:
+    its rows then fold what they see one by one, which is slow and gives other digests, as it would with
+    floats.
     """
 
     __slots__ = ("cells", "folds", "last_cell", "next_position", "regular", "state", "state_position")
@@ -43,7 +50,8 @@ class _Sequence:
             freed = list(cells.values())
             cells.clear()
         else:
-            freed = [cells.pop(position) for position in range(start, min(stop, self.next_position)) if position in cells]
+            freed = [cells.pop(position) for position in range(start, min(stop, self.next_position))
+                     if position in cells]
         if not cells:
             self.folds, self.regular, self.last_cell, self.next_position = [0], True, -1, 0
         elif stop >= self.next_position:
@@ -68,7 +76,10 @@ class _Stream:
         self.head = 0
 
     def find_slot(self, count: int) -> list[int]:
-        """The next ``count`` empty cells from the head on, wrapping round once. Raises ``EngineFailure`` if too few."""
+        """The next ``count`` empty cells from the head on, wrapping round once.
+
+        Raises ``EngineFailure`` if too few.
+        """
         free = self.empty.bit_count()
         if free < count:
             raise EngineFailure(f"no slot: {count} rows, {free} empty cells")
@@ -98,12 +109,16 @@ class _Stream:
 
 
 class ExactPool:
-    """Memory of one stage. ``window`` limits what window layers see; ``salt`` stands for the stage's weights."""
+    """Memory of one stage.
+
+    ``window`` limits what window layers see; ``salt`` stands for the stage's weights.
+    """
 
     def __init__(self, limits: PoolLimits, *, window: int | None, salt: int) -> None:
         self.limits, self.window, self.salt = limits, window, salt
         self.powers = [pow(BASE, exponent, MODULUS) for exponent in range(window or 0)]
-        self.by_cell = limits.layout is Layout.UNIFIED  # stock placement is somebody else's, so position is the order
+        # stock placement is somebody else's, so position is the order
+        self.by_cell = limits.layout is Layout.UNIFIED
         self.clear()
 
     def clear(self) -> None:
@@ -113,7 +128,8 @@ class ExactPool:
         self.streams = [_Stream(count) for _ in range(limits.num_sequences if private else 1)]
         self.sequences = [_Sequence() for _ in range(limits.num_sequences)]
 
-    # -- what llama.cpp's callers can ask ----------------------------------------------------------------------------
+    # -- what llama.cpp's callers can ask
+    # ----------------------------------------------------------------------------
 
     def next_position(self, seq_id: int) -> int:
         """One more than ``seq_pos_max``: the minimum over attention and recurrent memory."""
@@ -139,10 +155,14 @@ class ExactPool:
             raise EngineAbort(f"sequence id {seq_id} outside [0, {len(self.sequences)}): a failed assertion")
         return seq_id
 
-    # -- memory operations -------------------------------------------------------------------------------------------
+    # -- memory operations
+    # -------------------------------------------------------------------------------------------
 
     def apply(self, op: MemoryOp) -> None:
-        """One operation. Raises ``EngineFailure`` where the call returns false, ``EngineAbort`` where it asserts."""
+        """One operation.
+
+        Raises ``EngineFailure`` where the call returns false, ``EngineAbort`` where it asserts.
+        """
         if op.kind is OpKind.CLEAR:
             self.clear()
         elif op.kind is OpKind.REMOVE:
@@ -157,8 +177,10 @@ class ExactPool:
         sequence = self.sequences[seq_id]
         if 0 <= sequence.state_position:
             if 0 < start <= sequence.state_position < stop:
-                raise EngineFailure(f"seq_rm [{start}, {stop}) of sequence {seq_id} refused: its recurrent state is at "
-                                    f"{sequence.state_position}")
+                raise EngineFailure(
+                    f"seq_rm [{start}, {stop}) of sequence {seq_id} refused: its recurrent state is at "
+                    f"{sequence.state_position}"
+                )
             if start <= sequence.state_position < stop:
                 sequence.state_position = -1
         self._stream(seq_id).release(sequence.remove(start, stop))
@@ -183,10 +205,14 @@ class ExactPool:
         target.folds = source.folds[:target.next_position + 1]
         target.state, target.state_position = source.state, source.state_position  # whole, whatever the range
 
-    # -- rows --------------------------------------------------------------------------------------------------------
+    # -- rows
+    # --------------------------------------------------------------------------------------------------------
 
     def decode(self, rows: Sequence[Row]) -> list[int]:
-        """One native decode call; returns a digest per row. Raises ``EngineFailure`` where llama.cpp returns an error."""
+        """One native decode call; returns a digest per row.
+
+        Raises ``EngineFailure`` where llama.cpp returns an error.
+        """
         self._check_batch(rows)
         digests = [0] * len(rows)
         for part in self._split(rows):
@@ -213,7 +239,9 @@ class ExactPool:
             following[seq_id] = position + 1
 
     def _split(self, rows: Sequence[Row]) -> list[Sequence[int]]:
-        """Row indices per micro-batch: a hybrid's micro-batch holds equally many rows of each of its sequences."""
+        """Row indices per micro-batch: a hybrid's micro-batch holds equally many rows of each of its
+        sequences.
+        """
         if not self.limits.recurrent:
             return [range(len(rows))]
         waiting: dict[int, list[int]] = {}
@@ -223,17 +251,21 @@ class ExactPool:
         while waiting:
             length = min(map(len, waiting.values()))
             parts.append([index for indices in waiting.values() for index in indices[:length]])
-            waiting = {seq_id: indices[length:] for seq_id, indices in waiting.items() if len(indices) > length}
+            waiting = {seq_id: indices[length:] for seq_id,
+                       indices in waiting.items() if len(indices) > length}
         return parts
 
     def _place(self, row: Row, cell: int) -> int:
         value, position, seq_id, wanted = row
         if wanted not in (-1, cell):
-            raise EngineAbort(f"row of sequence {seq_id} at position {position} landed on cell {cell}, not {wanted}")
+            raise EngineAbort(
+                f"row of sequence {seq_id} at position {position} landed on cell {cell}, not {wanted}"
+            )
         sequence, stream = self.sequences[seq_id], self._stream(seq_id)
         if not 0 <= cell < stream.num_cells or stream.owners[cell]:
             raise EngineAbort(f"cell {cell} is not empty")
-        if sequence.regular and position == len(sequence.folds) - 1 and (cell > sequence.last_cell or not self.by_cell):
+        if sequence.regular and position == len(sequence.folds) - 1 and (cell > sequence.last_cell
+                                                                         or not self.by_cell):
             content, digest = self._regular_row(sequence, value, position)
         else:
             content, digest = self._irregular_row(sequence, stream, value, position, cell)
@@ -264,7 +296,8 @@ class ExactPool:
 
     def _irregular_row(self, sequence: _Sequence, stream: _Stream, value: int, position: int,
                        cell: int) -> tuple[int, int]:
-        """By the definition: fold the visible cells one by one, in the order in which attention walks them."""
+        """By the definition: fold the visible cells one by one, in the order in which attention walks them.
+        """
         sequence.regular = False
         visible = [(other if self.by_cell else at, at, stream.contents[other])
                    for at, other in sequence.cells.items() if at <= position]

@@ -279,7 +279,8 @@ class LlamaContext:
         return bytes(buffer[:written])
 
     def load_sequence(self, seq_id: int, blob: bytes) -> bool:
-        """Restore a blob into a sequence (``llama_state_seq_set_data``); False if llama.cpp did not read it all.
+        """Restore a blob into a sequence (``llama_state_seq_set_data``); False if llama.cpp did not read it
+        all.
 
         After False the sequence may hold something: llama.cpp takes a blob with bytes behind its end.
         """

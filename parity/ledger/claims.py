@@ -1,4 +1,6 @@
-"""What may be said: figures are compared only at equal coordinates, a theorem only where its premises were observed."""
+"""What may be said: figures are compared only at equal coordinates, a theorem only where its premises were
+observed.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ class Measurement:
 
 
 def difference(first: Measurement, second: Measurement) -> float:
-    """``second - first``. Raises ``NotComparable`` unless every coordinate is equal. There is no ranking of more."""
+    """``second - first``.
+
+    Raises ``NotComparable`` unless every coordinate is equal. There is no ranking of more.
+    """
     unequal = [item.name for item in fields(Coordinates)
                if getattr(first.coordinates, item.name) != getattr(second.coordinates, item.name)]
     if unequal:
@@ -52,7 +57,8 @@ def difference(first: Measurement, second: Measurement) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundClaim:
-    """VTC Theorem 4.4 for two clients: ``gap <= 2U``, ``U = max(w_p L_input, w_q M)``; claimed with all premises only.
+    """VTC Theorem 4.4 for two clients: ``gap <= 2U``, ``U = max(w_p L_input, w_q M)``; claimed with all
+    premises only.
 
     ``bound`` None is no claim. Raises ValueError for a bound without its premises.
     """
@@ -64,15 +70,20 @@ class BoundClaim:
     def __post_init__(self) -> None:
         missing = [name for name, holds in self.premises.items() if not holds]
         if self.bound is not None and (missing or list(self.premises) != list(PREMISES)):
-            raise ValueError(f"theorem claimed without its premises: {', '.join(missing) or 'incomplete list'}")
+            raise ValueError(
+                f"theorem claimed without its premises: {', '.join(missing) or 'incomplete list'}"
+            )
 
 
 PREMISES = ("algorithm", "both_backlogged", "work_conserving", "no_preemption", "bounds")
 
 
-def claim_vtc_bound(run: Run, first: str, second: str, *, start_ms: float, stop_ms: float, max_input_tokens: int,
+def claim_vtc_bound(run: Run, first: str, second: str, *, start_ms: float, stop_ms: float,
+                    max_input_tokens: int,
                     max_running_tokens: int, input_weight: int, output_weight: int) -> BoundClaim:
-    """Look for the premises in a run between ``start_ms`` and ``stop_ms``, and claim the bound only if all hold."""
+    """Look for the premises in a run between ``start_ms`` and ``stop_ms``, and claim the bound only if all
+    hold.
+    """
     ledger = service_of(run, input_weight=input_weight, output_weight=output_weight, until_ms=stop_ms)
     options = dict(run.case.policy_options)
     premises = {
@@ -101,7 +112,8 @@ def _is_work_conserving(run: Run, stop_ms: float) -> bool:
         if len(plan.chunks) < record.running:
             return False
         reserved = sum(view.future_rows for view in views.values() if view.phase is Phase.DECODE)
-        full = (len(plan.chunks) >= run.case.max_num_seqs or plan.ledger.num_tokens >= plan.ledger.max_num_batched_tokens
+        full = (len(plan.chunks) >= run.case.max_num_seqs
+                or plan.ledger.num_tokens >= plan.ledger.max_num_batched_tokens
                 or record.cells_available - reserved < largest)
         if record.waiting and not full:
             return False

@@ -1,4 +1,6 @@
-"""The outcome of every offered request, and the rates and fractions that follow, each with its own denominator."""
+"""The outcome of every offered request, and the rates and fractions that follow, each with its own
+denominator.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """One offered request with its factual clocks in ms: arrival, emissions, end. Nothing restarts a clock."""
+    """One offered request with its factual clocks in ms: arrival, emissions, end.
+
+    Nothing restarts a clock.
+    """
 
     session: int
     client_id: str
@@ -64,7 +69,8 @@ def served_sessions(run: Run, *, until_ms: float = float("inf")) -> list[Served]
     Raises ``UsageError`` for a run whose clock was made to jump: arrivals are counted in steps.
     """
     if any(fault.kind in (FaultKind.SLOW_STEP, FaultKind.CLOCK_JUMP) for fault in run.case.faults):
-        raise UsageError("a run with clock faults has no ledger", where="case", todo="drop slow_step and clock_jump")
+        raise UsageError("a run with clock faults has no ledger", where="case",
+                         todo="drop slow_step and clock_jump")
     emissions: dict[int, list[float]] = {}
     ended: dict[int, float] = {}
     for traced in run.trace:
@@ -82,7 +88,8 @@ def served_sessions(run: Run, *, until_ms: float = float("inf")) -> list[Served]
         if end not in (End.REJECTED, End.OPEN) and ended_ms > until_ms:
             end = End.OPEN
         made.append(Served(session=index, client_id=session.client_id, arrival_ms=arrival_ms, slo=session.slo,
-                           emissions_ms=tuple(ms for ms in emissions.get(index, ()) if ms <= until_ms), end=end,
+                           emissions_ms=tuple(ms for ms in emissions.get(index, ()) if ms <= until_ms),
+                           end=end,
                            ended_ms=None if end is End.OPEN else ended_ms))
     return made
 
@@ -119,7 +126,9 @@ class Figure:
 
     def __post_init__(self) -> None:
         if DENOMINATORS.get(self.name) != self.denominator:
-            raise ValueError(f"{self.name} is counted over {DENOMINATORS.get(self.name)}, not {self.denominator}")
+            raise ValueError(
+                f"{self.name} is counted over {DENOMINATORS.get(self.name)}, not {self.denominator}"
+            )
 
     @property
     def value(self) -> Fraction | None:
@@ -129,10 +138,11 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeLedger:
-    """Counts of one offered cohort in one window of ``window_ms``; raises ValueError unless the partition closes.
+    """Counts of one offered cohort in one window of ``window_ms``; raises ValueError unless the partition
+    closes.
 
-    ``offered = valid + missed + rejected + open``; missed is late, failed and cancelled together. ``emitted_tokens``
-    include partial streams, ``valid_tokens`` only those of valid requests.
+    ``offered = valid + missed + rejected + open``; missed is late, failed and cancelled together.
+    ``emitted_tokens`` include partial streams, ``valid_tokens`` only those of valid requests.
     """
 
     window_ms: float
@@ -166,10 +176,15 @@ class OutcomeLedger:
 
     def figure(self, name: str) -> Figure:
         """One published figure by name."""
-        counts = {"offered_rate": self.offered, "request_throughput": self.completed, "request_goodput": self.valid,
+        counts = {"offered_rate": self.offered, "request_throughput": self.completed,
+                  "request_goodput": self.valid,
                   "token_throughput": self.emitted_tokens, "token_goodput": self.valid_tokens}
         denominator = DENOMINATORS[name]
-        over = Fraction(self.window_ms) / 1000 if denominator == "window_s" else Fraction(getattr(self, denominator))
+        over = (
+            Fraction(self.window_ms) / 1000
+            if denominator == "window_s"
+            else Fraction(getattr(self, denominator))
+        )
         return Figure(name=name, count=counts.get(name, self.valid), over=over, denominator=denominator)
 
     def figures(self) -> dict[str, Figure]:
@@ -187,6 +202,7 @@ def ledger_of(served: Iterable[Served], *, window_ms: float) -> OutcomeLedger:
     valid = [item for item in cohort if item.is_valid]
     return OutcomeLedger(
         window_ms=window_ms, offered=len(cohort), valid=len(valid), late=count(End.COMPLETED) - len(valid),
-        failed=count(End.FAILED), cancelled=count(End.CANCELLED), rejected=count(End.REJECTED), open=count(End.OPEN),
+        failed=count(End.FAILED), cancelled=count(End.CANCELLED), rejected=count(End.REJECTED),
+        open=count(End.OPEN),
         emitted_tokens=sum(len(item.emissions_ms) for item in cohort),
         valid_tokens=sum(len(item.emissions_ms) for item in valid))

@@ -9,13 +9,18 @@ from scheduler.records import IntentKind, IterationPlan, Phase
 
 
 def causal_pairs(start: int, stop: int) -> int:
-    """Query-key pairs of a chunk of c rows at s: ``c*s + c*(c + 1)/2``; over a prompt of S rows they sum to S(S+1)/2."""
+    """Query-key pairs of a chunk of c rows at s: ``c*s + c*(c + 1)/2``; over a prompt of S rows they sum to
+    S(S+1)/2.
+    """
     count = stop - start
     return count * start + count * (count + 1) // 2
 
 
 def history_rows(chunks: Iterable[tuple[int, int]]) -> int:
-    """Rows computed earlier that later chunks read again: the sum of the chunks' starts. No measure of traffic."""
+    """Rows computed earlier that later chunks read again: the sum of the chunks' starts.
+
+    No measure of traffic.
+    """
     return sum(start for start, _ in chunks)
 
 

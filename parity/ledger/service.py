@@ -1,4 +1,6 @@
-"""Service by client: what was completed, the gap while both were backlogged, who starved; with the SLO beside it."""
+"""Service by client: what was completed, the gap while both were backlogged, who starved; with the SLO beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ from scheduler.records import Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceEvent:
-    """Completed work at one moment: ``input_rows`` prefilled and ``outputs`` emitted. Rebuilt rows are neither."""
+    """Completed work at one moment: ``input_rows`` prefilled and ``outputs`` emitted.
+
+    Rebuilt rows are neither.
+    """
 
     at_ms: float
     session: int
@@ -43,7 +48,8 @@ class ServiceLedger:
     def backlog(self, client_id: str) -> list[tuple[float, float]]:
         """Intervals (start, stop) in ms in which the client had a live request, merged and in order."""
         spans = sorted((item.arrival_ms, float("inf") if item.ended_ms is None else item.ended_ms)
-                       for item in self.served if item.client_id == client_id and item.end is not End.REJECTED)
+                       for item in self.served if item.client_id == client_id
+                       and item.end is not End.REJECTED)
         merged: list[tuple[float, float]] = []
         for start, stop in spans:
             if merged and start <= merged[-1][1]:
@@ -88,8 +94,10 @@ def service_of(run: Run, *, input_weight: int = 1, output_weight: int = 2,
             outputs = int(item.token is not None)
             if prefilled or outputs:
                 events.append(ServiceEvent(at_ms=result.finished_ms, session=view.index,
-                                           client_id=view.request.client_id, input_rows=prefilled, outputs=outputs))
-    return ServiceLedger(tuple(events), tuple(served_sessions(run, until_ms=until_ms)), input_weight, output_weight)
+                                           client_id=view.request.client_id, input_rows=prefilled,
+                                           outputs=outputs))
+    return ServiceLedger(tuple(events), tuple(served_sessions(run, until_ms=until_ms)), input_weight,
+                         output_weight)
 
 
 def starved_clients(ledger: ServiceLedger, *, start_ms: float, stop_ms: float) -> list[str]:
@@ -97,7 +105,8 @@ def starved_clients(ledger: ServiceLedger, *, start_ms: float, stop_ms: float) -
     starved = []
     for client_id in dict.fromkeys(item.client_id for item in ledger.served):
         eligible = any(start <= start_ms and stop_ms <= stop for start, stop in ledger.backlog(client_id))
-        served = any(event.client_id == client_id and start_ms < event.at_ms <= stop_ms for event in ledger.events)
+        served = any(event.client_id == client_id and start_ms < event.at_ms <= stop_ms
+                     for event in ledger.events)
         if eligible and not served:
             starved.append(client_id)
     return starved
@@ -123,5 +132,6 @@ def client_reports(run: Run, *, window_ms: float, input_weight: int = 1,
     return {client_id: ClientReport(
         client_id=client_id, service=totals[client_id], starved=client_id in starved,
         largest_gap=max((ledger.gap(client_id, other) for other in totals if other != client_id), default=0),
-        outcomes=ledger_of((item for item in ledger.served if item.client_id == client_id), window_ms=window_ms))
+        outcomes=ledger_of((item for item in ledger.served if item.client_id == client_id),
+                           window_ms=window_ms))
         for client_id in totals}

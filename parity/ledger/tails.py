@@ -10,7 +10,8 @@ from fractions import Fraction
 from parity.ledger.outcomes import Served
 
 INSUFFICIENT = "insufficient sample"
-LEAST_SAMPLE = {50: 2, 95: 20, 99: 100}  # one sample per tail interval: a rule of transparency, no confidence interval
+# one sample per tail interval: a rule of transparency, no confidence interval
+LEAST_SAMPLE = {50: 2, 95: 20, 99: 100}
 
 
 def nearest_rank(values: Sequence[float], percent: int) -> float:
@@ -22,7 +23,8 @@ def nearest_rank(values: Sequence[float], percent: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tails:
-    """Mean and percentiles of one population; a percentile that the sample cannot carry is ``INSUFFICIENT``."""
+    """Mean and percentiles of one population; a percentile that the sample cannot carry is ``INSUFFICIENT``.
+    """
 
     population: str
     count: int

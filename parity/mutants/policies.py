@@ -36,7 +36,8 @@ def contract_trial(name: str, policy: str, check: Callable[[str], Iterable[str]]
 
 @contextmanager
 def reads_hidden_lengths(reach: Reach) -> Iterator[None]:
-    """Waiting sessions in order of their realised output lengths, which the policy was told behind its back."""
+    """Waiting sessions in order of their realised output lengths, which the policy was told behind its back.
+    """
     truth: dict[str, int] = {}
 
     def told(original: Callable[..., None]) -> Callable[..., None]:
@@ -80,8 +81,10 @@ def print_digest_of_set_order() -> None:
 
 
 def set_order_differs() -> tuple[Complaint, ...]:
-    """Schedules in processes with other string hashes. They are new processes, so what is planted here is planted there
-    again."""
+    """Schedules in processes with other string hashes.
+
+    They are new processes, so what is planted here is planted there again.
+    """
     planted = Policy.waiting_order.__qualname__.startswith(iterates_a_set.__name__)
     if planted:
         replay(busy_case("fcfs"))  # reaches the fault in this process, too
@@ -107,7 +110,8 @@ def newest_first(original: Callable[..., Any], reach: Reach) -> Callable[..., An
 def charges_planned_work(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
     """The prompt counts as completed service when its session enters, not when its rows are done."""
 
-    def observe(self: VtcCompleted, memory: Any, event: str, view: SessionView, now_ms: float, amount: int = 0) -> Any:
+    def observe(self: VtcCompleted, memory: Any, event: str, view: SessionView, now_ms: float,
+                amount: int = 0) -> Any:
         before = memory.done
         memory = original(self, memory, event, view, now_ms, amount)
         if event in ("admitted", "resumed"):
@@ -153,7 +157,8 @@ def plans_cells(original: Callable[..., Any], reach: Reach) -> Callable[..., Any
 
 
 def _mutant(name: str, fault: str, plant: Any, trial: Trial) -> Mutant:
-    return Mutant(name=name, fault=fault, part="policies", killers=(Killer.CONTRACT,), plant=plant, trials=(trial,))
+    return Mutant(name=name, fault=fault, part="policies", killers=(Killer.CONTRACT,), plant=plant,
+                  trials=(trial,))
 
 
 MUTANTS = (
@@ -172,5 +177,6 @@ MUTANTS = (
             method_plant(least_slack_module, "slack_ms", restarts_the_clock),
             contract_trial("original clocks", "least_slack", check_clocks)),
     _mutant("plan_holds_cells", "A plan says in which cells its rows will lie.",
-            method_plant(PlanBuilder, "build", plans_cells), contract_trial("logical plans", "fcfs", check_plans)),
+            method_plant(PlanBuilder, "build", plans_cells),
+            contract_trial("logical plans", "fcfs", check_plans)),
 )

@@ -8,10 +8,12 @@ import jinja2
 
 from parity.trace_view.records import Gauge, TraceView
 
-COLOURS = {"prefill": "#2f6fb3", "decode": "#3c9a5f", "rebuild": "#e08a1e", "suspended": "#c0392b", "share": "#7d3fb0",
+COLOURS = {"prefill": "#2f6fb3", "decode": "#3c9a5f", "rebuild": "#e08a1e", "suspended": "#c0392b",
+           "share": "#7d3fb0",
            "waiting": "#9aa3ad", "running": "#4f5b66", "cells": "#5b7f95"}
 LEFT, LANE, STRIP, GAP = 150, 20, 70, 34
-ENDS = {"length": "■", "stop": "■", "cancelled": "✕", "failed": "✕", "refused": "⊘", "rejected": "⊘", "open": "…"}
+ENDS = {"length": "■", "stop": "■", "cancelled": "✕", "failed": "✕", "refused": "⊘", "rejected": "⊘",
+        "open": "…"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Where things are: ``x(step)`` is the left edge of a step, ``lane_y(i)`` the top of a lane, in pixels."""
+    """Where things are: ``x(step)`` is the left edge of a step, ``lane_y(i)`` the top of a lane, in pixels.
+    """
 
     steps: int
     lanes: int
@@ -59,7 +62,8 @@ class Geometry:
     @property
     def ticks(self) -> list[int]:
         """Steps to label: about one per 50 pixels, at round numbers."""
-        every = next(n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**9) if n * self.step_width >= 40)
+        every = next(n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**9)
+                     if n * self.step_width >= 40)
         return list(range(0, self.steps, every))
 
 
@@ -70,7 +74,8 @@ def draw_trace(view: TraceView) -> str:
     geometry = Geometry(view.steps, len(view.lanes))
     strips = strips_of(view, geometry.lanes_bottom + GAP)
     return environment.get_template("trace.html").render(
-        view=view, g=geometry, strips=strips, colours=COLOURS, ends=ENDS, left=LEFT, lane_height=LANE, strip=STRIP,
+        view=view, g=geometry, strips=strips, colours=COLOURS, ends=ENDS, left=LEFT, lane_height=LANE,
+        strip=STRIP,
         height=strips[-1].y + STRIP + 30, totals=totals_of(view))
 
 
@@ -84,12 +89,14 @@ def strips_of(view: TraceView, y: int) -> tuple[Strip, ...]:
         (f"rows per step (budget {view.budget})", max(rows, budget or 0), budget,
          lambda g: (("decode", g.decode), ("rebuild", g.rebuild), ("prefill", g.prefill))),
         (f"cells used of {capacity}; shared ones purple", capacity, capacity,
-         lambda g: (("share", min(g.cells_shared, g.cells_used)), ("cells", max(g.cells_used - g.cells_shared, 0)))),
+         lambda g: (("share", min(g.cells_shared, g.cells_used)),
+                    ("cells", max(g.cells_used - g.cells_shared, 0)))),
         ("sessions: running, suspended, waiting", queued, None,
          lambda g: (("running", g.running), ("suspended", g.suspended), ("waiting", g.waiting))),
     )
     return tuple(
-        Strip(title, y + number * (STRIP + GAP), top, tuple((g.step, stacked(parts(g))) for g in view.gauges), limit)
+        Strip(title, y + number * (STRIP + GAP), top, tuple((g.step, stacked(parts(g))) for g in view.gauges),
+              limit)
         for number, (title, top, limit, parts) in enumerate(plan))
 
 

@@ -18,14 +18,15 @@ _SEAMS = {"reservation": Reservation, "overload": Overload}
 
 def policy_names() -> list[str]:
     """Names of all policies, sorted; a policy lives in the module of its name."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name not in _NOT_POLICIES)
+    return sorted(module.name for module in pkgutil.iter_modules(__path__)
+                  if module.name not in _NOT_POLICIES)
 
 
 def make_policy(name: str, **options: object) -> Policy:
     """A policy by name. Raises ValueError for an unknown name or option.
 
-    ``reservation`` and ``overload`` may be given as their kind or as a mapping of their fields, so that options can
-    come from a file.
+    ``reservation`` and ``overload`` may be given as their kind or as a mapping of their fields, so that
+    options can come from a file.
     """
     kind = policy_class(name)
     try:

@@ -1,4 +1,6 @@
-"""``dist_goodput``: a measure, not a queue order: the offered rate that still meets its objectives (DistServe)."""
+"""``dist_goodput``: a measure, not a queue order: the offered rate that still meets its objectives
+(DistServe).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ contract = Contract(
     objective="the largest offered rate at which attainment is at least alpha",
     metric="SLO-valid requests",
     denominator="offered requests, rejected and unfinished ones included",
-    assumptions=("one workload distribution at every rate", "attainment does not recover above a rate that failed"),
+    assumptions=("one workload distribution at every rate",
+                 "attainment does not recover above a rate that failed"),
     foreign_owners=("the replay that gives an attainment for a rate",),
     not_reproduced=("DistServe's placement of prefill and decode", "repeated trials, warm-up and hardware"),
     starvation_free=False,
@@ -27,14 +30,18 @@ contract = Contract(
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Result of a sweep. ``rate`` is 0 if the lowest rate failed; ``points`` are (rate, attainment) in order."""
+    """Result of a sweep.
+
+    ``rate`` is 0 if the lowest rate failed; ``points`` are (rate, attainment) in order.
+    """
 
     rate: float
     alpha: float
     points: tuple[tuple[float, float], ...]
 
 
-def sweep_goodput(attainment_at: Callable[[float], float], rates: Sequence[float], *, alpha: float) -> Goodput:
+def sweep_goodput(attainment_at: Callable[[float], float], rates: Sequence[float], *,
+                  alpha: float) -> Goodput:
     """Largest rate of ``rates`` at which offered attainment is at least ``alpha``, all lower ones included.
 
     The sweep stops at the first rate that fails: G = max{rate : Pr[valid] >= alpha for every rate up to it}.

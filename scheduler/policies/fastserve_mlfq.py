@@ -40,11 +40,12 @@ class Queues:
 
 
 class FastserveMlfq(Policy):
-    """Quanta ``quantum_rows * 2**level`` in completed rows. Skip-join, demotion, promotion after ``promote_after_ms``.
+    """Quanta ``quantum_rows * 2**level`` in completed rows. Skip-join, demotion, promotion after
+    ``promote_after_ms``.
 
-    A new job joins the first queue whose quantum covers its first step; a depleted one falls to the first lower queue
-    whose quantum covers its next step; one that waited too long goes to the first queue. A waiting job that finds no
-    room takes the place of a running one of a lower queue, one a step.
+    A new job joins the first queue whose quantum covers its first step; a depleted one falls to the first
+    lower queue whose quantum covers its next step; one that waited too long goes to the first queue. A
+    waiting job that finds no room takes the place of a running one of a lower queue, one a step.
     """
 
     identity = PolicyIdentity("fastserve_mlfq")
@@ -59,23 +60,31 @@ class FastserveMlfq(Policy):
         denominator="completed jobs",
         assumptions=("the cost of a step is its rows", "a job may be suspended between steps"),
         foreign_owners=(CELLS, TOKENS, "where a preempted job's rows go: here they are recomputed"),
-        not_reproduced=("proactive swapping of K/V", "profiled step times", "the paper's latency figures",
-                        "any bound on weighted service between clients"),
+        not_reproduced=(
+            "proactive swapping of K/V",
+            "profiled step times",
+            "the paper's latency figures",
+            "any bound on weighted service between clients",
+        ),
         starvation_free=True,
         progress="every job: after promote_after_ms it is in the first queue, and nobody is preempted before it "
-                 "completed work",
+        "completed work",
         source="FastServe, Algorithm 1; M5.2 0x09A",
     )
 
     def __init__(self, *, quantum_rows: int = 16, levels: int = 6, promote_after_ms: float = 300.0,
                  max_batch: int | None = None, **seams) -> None:
         super().__init__(**seams)
-        if quantum_rows < 1 or levels < 1 or not promote_after_ms > 0 or (max_batch is not None and max_batch < 1):
-            raise ValueError(f"queues out of range: {quantum_rows}, {levels}, {promote_after_ms}, {max_batch}")
+        if quantum_rows < 1 or levels < 1 or not promote_after_ms > 0 or (max_batch is not None
+                                                                          and max_batch < 1):
+            raise ValueError(
+                f"queues out of range: {quantum_rows}, {levels}, {promote_after_ms}, {max_batch}"
+            )
         self.quanta = tuple(quantum_rows * 2**level for level in range(levels))
         self.promote_after_ms, self.max_batch = promote_after_ms, max_batch
 
-    # -- queues ------------------------------------------------------------------------------------------------
+    # -- queues
+    # ------------------------------------------------------------------------------------------------
 
     def start(self) -> Queues:
         return Queues()
@@ -95,7 +104,8 @@ class FastserveMlfq(Policy):
             job = replace(job, used=job.used + amount, since_ms=now_ms, progressed=True)
             if job.used >= self.quanta[job.level]:
                 next_rows = max(view.num_prompt_tokens - view.computed, 1)
-                return memory.push(request_id, replace(job, level=self._covering(next_rows, job.level + 1), used=0))
+                return memory.push(request_id,
+                                   replace(job, level=self._covering(next_rows, job.level + 1), used=0))
             return memory.put(request_id, job)
         return memory
 
@@ -113,7 +123,8 @@ class FastserveMlfq(Policy):
     def _is_promoted(self, state: SchedulerState, job: Job) -> bool:
         return job.level > 0 and state.now_ms - job.since_ms >= self.promote_after_ms
 
-    # -- the plan ----------------------------------------------------------------------------------------------
+    # -- the plan
+    # ----------------------------------------------------------------------------------------------
 
     def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
         job = state.policy_memory.jobs[view.request_id]

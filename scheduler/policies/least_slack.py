@@ -15,14 +15,22 @@ class LeastSlack(Policy):
     contract = Contract(
         scheduling_unit="the next emission of a session",
         protected_identity="deadline of a request's next emission",
-        visible_state=("arrival", "previous emission", "declared TTFT and TBT", "uncomputed rows", "cost model"),
+        visible_state=(
+            "arrival",
+            "previous emission",
+            "declared TTFT and TBT",
+            "uncomputed rows",
+            "cost model",
+        ),
         decision="who runs in this step, in order of slack",
         unknown_future=HIDDEN_LENGTH + ", queue contention and batch effects: the cost model ignores them",
         objective="meet first-token and next-token deadlines",
         metric="requests that met every declared objective",
         denominator="offered requests",
-        assumptions=("the cost model is a lower bound of the engine's time", "clocks start at arrival and at the "
-                     "previous emission and are never restarted"),
+        assumptions=(
+            "the cost model is a lower bound of the engine's time",
+            "clocks start at arrival and at the previous emission and are never restarted",
+        ),
         foreign_owners=(CELLS, TOKENS),
         not_reproduced=("a calibrated predictor",),
         starvation_free=False,

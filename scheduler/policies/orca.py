@@ -1,4 +1,5 @@
-"""``orca``: iteration-level first come, first served with whole reservations (ORCA, OSDI 2022, Algorithm 1)."""
+"""``orca``: iteration-level first come, first served with whole reservations (ORCA, OSDI 2022, Algorithm 1).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ from scheduler.records import Phase, PolicyIdentity, SchedulerState, SessionStat
 
 
 class Orca(Policy):
-    """``Select``: sessions by arrival; a first selection reserves the declared total; stop at the first misfit.
+    """``Select``: sessions by arrival; a first selection reserves the declared total; stop at the first
+    misfit.
 
-    ``n_rsrv`` is the sum of the reservations of sessions that were selected before and have not ended; ``slots``
-    (default: as many rows as the pool has) bounds it. A prompt runs in one iteration unless it exceeds the token
-    budget or the memory asks for a stop within it.
+    ``n_rsrv`` is the sum of the reservations of sessions that were selected before and have not ended;
+    ``slots`` (default: as many rows as the pool has) bounds it. A prompt runs in one iteration unless it
+    exceeds the token budget or the memory asks for a stop within it.
     """
 
     identity = PolicyIdentity("orca")
@@ -25,9 +27,11 @@ class Orca(Policy):
         objective="no deadlock for lack of K/V slots, no older request overtaken",
         metric="reserved slots",
         denominator="slots of the pool",
-        assumptions=("prompt + max_tokens bounds the rows of a request", "nothing is preempted by this policy"),
+        assumptions=("prompt + max_tokens bounds the rows of a request",
+                     "nothing is preempted by this policy"),
         foreign_owners=(CELLS, TOKENS),
-        not_reproduced=("pipelining of n_workers batches", "selective batching: the engine's", "prefix sharing lowers "
+        not_reproduced=("pipelining of n_workers batches", "selective batching: the engine's",
+                        "prefix sharing lowers "
                         "no reservation", "prompts longer than the token budget, which are cut"),
         starvation_free=True,
         progress="everybody: the oldest misfit stops the scan until it fits",

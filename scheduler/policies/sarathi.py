@@ -25,10 +25,14 @@ class Sarathi(Policy):
         denominator="ready decodes of the steps that had a chunk",
         assumptions=("the chunk size was profiled by whoever configures it",),
         foreign_owners=(CELLS, TOKENS),
-        not_reproduced=("tile-aligned chunk sizes", "the paper's B = (M_G - M_S) / (L_max m_kv)", "offline batches"),
+        not_reproduced=(
+            "tile-aligned chunk sizes",
+            "the paper's B = (M_G - M_S) / (L_max m_kv)",
+            "offline batches",
+        ),
         starvation_free=False,
         progress="a chunk as large as the budget starves decodes for as long as prompts keep coming; decodes of "
-                 "higher index starve while the room beside the chunk is smaller than D",
+        "higher index starve while the room beside the chunk is smaller than D",
         source="SARATHI; M5.2 0x09",
     )
 

@@ -15,12 +15,12 @@ Credits = Mapping[str, Fraction]
 
 
 class ScorpioGuard(Policy):
-    """TTFT guard: waiting sessions by deadline, the infeasible ones rejected. TPOT guard: a virtual batch size bounds
-    admission, credits bound the batch.
+    """TTFT guard: waiting sessions by deadline, the infeasible ones rejected. TPOT guard: a virtual batch
+    size bounds admission, credits bound the batch.
 
-    A session whose TBT limit is k times the tightest running one counts 1/k in the virtual batch size and decodes in
-    one step of k. A session enters only while ``step_ms(size) = base_ms + ms_per_session * size`` stays within the
-    tightest limit; a session alone always enters.
+    A session whose TBT limit is k times the tightest running one counts 1/k in the virtual batch size and
+    decodes in one step of k. A session enters only while ``step_ms(size) = base_ms + ms_per_session * size``
+    stays within the tightest limit; a session alone always enters.
     """
 
     identity = PolicyIdentity("scorpio_guard")
@@ -33,7 +33,8 @@ class ScorpioGuard(Policy):
         objective="requests that meet both objectives",
         metric="requests that met every declared objective",
         denominator="offered requests",
-        assumptions=("the step time is base_ms + ms_per_session * virtual batch size", "declared limits are true"),
+        assumptions=("the step time is base_ms + ms_per_session * virtual batch size",
+                     "declared limits are true"),
         foreign_owners=(CELLS, TOKENS),
         not_reproduced=("the length predictor", "the paper's analytic model of step time and its guarantees"),
         starvation_free=False,
@@ -47,7 +48,8 @@ class ScorpioGuard(Policy):
         self.cost = ExclusiveCost(tick_ms, tokens_per_tick)
         self.base_ms, self.ms_per_session = base_ms, ms_per_session
 
-    # -- TTFT guard --------------------------------------------------------------------------------------------
+    # -- TTFT guard
+    # --------------------------------------------------------------------------------------------
 
     def rejects(self, state: SchedulerState, view: SessionView) -> str | None:
         finish = self.cost.emission_ms(view, state.now_ms, state.memory.cached_tokens(view))
@@ -59,13 +61,16 @@ class ScorpioGuard(Policy):
         running = view.state is SessionState.RUNNING
         return (not running, running and view.phase is not Phase.DECODE, deadline_ms(view), view.index)
 
-    # -- TPOT guard --------------------------------------------------------------------------------------------
+    # -- TPOT guard
+    # --------------------------------------------------------------------------------------------
 
     def start(self) -> Credits:
         return {}
 
     def planned(self, state: SchedulerState, plan: IterationPlan) -> Any:
-        """Each ready decode gains its share of a step and pays one when it runs; a decode that is not left is gone."""
+        """Each ready decode gains its share of a step and pays one when it runs; a decode that is not left is
+        gone.
+        """
         tightest, chosen = self._tightest(state), [chunk.request_id for chunk in plan.chunks]
         return {view.request_id: self._credit(state, view, tightest) - (view.request_id in chosen)
                 for view in self._decodes(state)}
@@ -94,7 +99,8 @@ class ScorpioGuard(Policy):
     def plan_iteration(self, state: SchedulerState):
         plan = PlanBuilder(state, self)
         tightest = self._tightest(state)
-        for view in sorted(map(state.views.__getitem__, state.running), key=lambda v: self.order_key(state, v)):
+        for view in sorted(map(state.views.__getitem__, state.running),
+                           key=lambda v: self.order_key(state, v)):
             if view.phase is not Phase.DECODE or self._credit(state, view, tightest) >= 1:
                 plan.add(view)
         queue = map(state.views.__getitem__, (*state.suspended, *state.waiting))

@@ -41,7 +41,8 @@ class Affinity:
     max_age_ms: float = 5000.0
 
     def judge(self, *, warm: bool, lead: Lead, skips: int, passes: int, age_ms: float) -> Verdict:
-        """Warm joins anything, cold joins an empty or cold-led batch, else it is skipped until a bound stops the scan.
+        """Warm joins anything, cold joins an empty or cold-led batch, else it is skipped until a bound stops
+        the scan.
 
         Stopping, not forcing: the cold request waits for the same step either way, and leads the next batch.
         """
@@ -54,7 +55,10 @@ class Affinity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdderLimits:
-    """Budgets of one prefill batch; None is no limit. Every one stops adding and none blocks a batch's first session."""
+    """Budgets of one prefill batch; None is no limit.
+
+    Every one stops adding and none blocks a batch's first session.
+    """
 
     chunk_tokens: int | None = None
     max_extend_tokens: int | None = None
@@ -87,9 +91,9 @@ class _Batch:
 class SglangAdder(Policy):
     """A step is a prefill batch if there is one to make, else all decodes.
 
-    Continued chunks come first, their carried rows counting as cached tokens and buffer; a chunk that was cut ends the
-    scan, a tail chunk leaves headroom for followers, and one carried on from a position that is not page-aligned stays
-    alone. The warm and cold rule is off under ``priority_scheduling``.
+    Continued chunks come first, their carried rows counting as cached tokens and buffer; a chunk that was cut
+    ends the scan, a tail chunk leaves headroom for followers, and one carried on from a position that is not
+    page-aligned stays alone. The warm and cold rule is off under ``priority_scheduling``.
     """
 
     identity = PolicyIdentity("sglang_adder")
@@ -104,11 +108,14 @@ class SglangAdder(Policy):
         denominator="prefill batches",
         assumptions=("buffer bytes grow with cached and extended tokens", "a page holds page_tokens rows"),
         foreign_owners=(CELLS, TOKENS, "resident prefixes: the memory"),
-        not_reproduced=("context-parallel staging and the real buffer estimator", "load-back from host memory",
-                        "the new-token ratio: declared maxima are reserved"),
+        not_reproduced=(
+            "context-parallel staging and the real buffer estimator",
+            "load-back from host memory",
+            "the new-token ratio: declared maxima are reserved",
+        ),
         starvation_free=False,
         progress="a cold request leads its own batch after max_passes passes or max_age_ms; decodes starve while "
-                 "prefill batches can be made",
+        "prefill batches can be made",
         source="commit notes on PrefillAdder in the seeds",
     )
 
@@ -119,9 +126,14 @@ class SglangAdder(Policy):
         super().__init__(**{name: value for name, value in seams.items() if value is not None})
         self.affinity = Affinity(max_skips=max_skips, max_passes=max_passes, max_age_ms=max_age_ms)
         self.limits = AdderLimits(**limits)
-        self.warm_tokens, self.mix_chunked, self.priority_scheduling = warm_tokens, mix_chunked, priority_scheduling
+        self.warm_tokens, self.mix_chunked, self.priority_scheduling = (
+            warm_tokens,
+            mix_chunked,
+            priority_scheduling,
+        )
 
-    # -- deferred passes ---------------------------------------------------------------------------------------
+    # -- deferred passes
+    # ---------------------------------------------------------------------------------------
 
     def start(self) -> Mapping[str, int]:
         return {}
@@ -136,10 +148,12 @@ class SglangAdder(Policy):
     def observe(self, memory: Mapping[str, int], event: str, view: SessionView, now_ms: float,
                 amount: int = 0) -> Any:
         if event in ("admitted", "cancelled", "failed") and view.request_id in memory:
-            return {request_id: count for request_id, count in memory.items() if request_id != view.request_id}
+            return {request_id: count for request_id,
+                    count in memory.items() if request_id != view.request_id}
         return memory
 
-    # -- the batch ---------------------------------------------------------------------------------------------
+    # -- the batch
+    # ---------------------------------------------------------------------------------------------
 
     def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
         running = view.state is SessionState.RUNNING
@@ -153,7 +167,11 @@ class SglangAdder(Policy):
         if view.limit_at(start) - start <= available:
             return available
         page = self.limits.page_tokens
-        return (start + available) // page * page - start if (start + available) // page * page > start else available
+        return (
+            (start + available) // page * page - start
+            if (start + available) // page * page > start
+            else available
+        )
 
     def plan_iteration(self, state: SchedulerState):
         plan, batch = PlanBuilder(state, self), _Batch()

@@ -1,4 +1,6 @@
-"""``static_priority``: phase, then priority, then arrival; the order of the mixed step, and aging's counterexample."""
+"""``static_priority``: phase, then priority, then arrival; the order of the mixed step, and aging's
+counterexample.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from scheduler.records import Phase, PolicyIdentity, SchedulerState, SessionStat
 
 
 class StaticPriority(Policy):
-    """Ready decodes before ready prefills, then ``(priority, arrival, request id, generation)``; low numbers first."""
+    """Ready decodes before ready prefills, then ``(priority, arrival, request id, generation)``; low numbers
+    first.
+    """
 
     identity = PolicyIdentity("static_priority")
     contract = Contract(

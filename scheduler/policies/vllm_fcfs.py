@@ -20,11 +20,12 @@ class QueueMemory:
 
 
 class VllmFcfs(Policy):
-    """Running sessions in queue order catch up to their frontier, clamped by ``long_prefill_threshold`` and the budget.
+    """Running sessions in queue order catch up to their frontier, clamped by ``long_prefill_threshold`` and
+    the budget.
 
-    No phases. Waiting sessions follow only if no running one lacks rows; each needs room for its next chunk only.
-    On a failed allocation the tail of the running queue is preempted, at the worst the requester itself, which ends
-    the step's running pass.
+    No phases. Waiting sessions follow only if no running one lacks rows; each needs room for its next chunk
+    only. On a failed allocation the tail of the running queue is preempted, at the worst the requester
+    itself, which ends the step's running pass.
     """
 
     identity = PolicyIdentity("vllm_fcfs")
@@ -39,11 +40,15 @@ class VllmFcfs(Policy):
         denominator="steps",
         assumptions=("recompute is exact", "the head of the running queue fits alone"),
         foreign_owners=(CELLS, TOKENS, READINESS),
-        not_reproduced=("blocks, connectors, encoder and LoRA budgets", "speculative tokens and output placeholders",
-                        "the async scheduler", "full-input reservation and other optional controls"),
+        not_reproduced=(
+            "blocks, connectors, encoder and LoRA budgets",
+            "speculative tokens and output placeholders",
+            "the async scheduler",
+            "full-input reservation and other optional controls",
+        ),
         starvation_free=False,
         progress="the head of the running queue is preempted by nobody; waiting ones starve while running ones lack "
-                 "rows",
+        "rows",
         source="vLLM v0.23.0, Scheduler.schedule; M5.2 0x0D",
     )
 
@@ -51,12 +56,14 @@ class VllmFcfs(Policy):
         super().__init__(**seams)
         self.long_prefill_threshold = long_prefill_threshold
 
-    # -- memory: order of the queues ---------------------------------------------------------------------------
+    # -- memory: order of the queues
+    # ---------------------------------------------------------------------------
 
     def start(self) -> QueueMemory:
         return QueueMemory()
 
-    def observe(self, memory: QueueMemory, event: str, view: SessionView, now_ms: float, amount: int = 0) -> Any:
+    def observe(self, memory: QueueMemory, event: str, view: SessionView, now_ms: float,
+                amount: int = 0) -> Any:
         if event in ("admitted", "resumed", "preempted"):
             stamps = {**memory.stamps, view.request_id: memory.clock}
             return QueueMemory(memory.clock + 1, stamps)
@@ -64,7 +71,8 @@ class VllmFcfs(Policy):
             return replace(memory, stamps={r: n for r, n in memory.stamps.items() if r != view.request_id})
         return memory
 
-    # -- order -------------------------------------------------------------------------------------------------
+    # -- order
+    # -------------------------------------------------------------------------------------------------
 
     def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
         if view.state is SessionState.RUNNING:
@@ -87,7 +95,8 @@ class VllmFcfs(Policy):
             return [chunk.request_id for chunk in plan.chunks[blocked:]]
         return super().unwind(plan, blocked, victim)
 
-    # -- batching ----------------------------------------------------------------------------------------------
+    # -- batching
+    # ----------------------------------------------------------------------------------------------
 
     def future_rows(self, state: SchedulerState, view: SessionView) -> int:
         return 0
@@ -103,7 +112,8 @@ class VllmFcfs(Policy):
     def plan_iteration(self, state: SchedulerState):
         plan = PlanBuilder(state, self)
         memory = state.memory
-        self.fill(plan, sorted((state.views[r] for r in state.running), key=lambda v: self.order_key(state, v)))
+        self.fill(plan,
+                  sorted((state.views[r] for r in state.running), key=lambda v: self.order_key(state, v)))
         if state.max_num_batched_tokens - plan.tokens_left > memory.available_rows():
             return plan.build()  # somebody will be preempted: no waiting pass
         queue = [state.views[r] for r in (*state.suspended, *state.waiting)]

@@ -1,4 +1,5 @@
-"""``vllm_priority``: ``vllm_fcfs`` with a waiting queue ordered by priority and the least favoured as victim."""
+"""``vllm_priority``: ``vllm_fcfs`` with a waiting queue ordered by priority and the least favoured as victim.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ from scheduler.records import PolicyIdentity, SchedulerState, SessionView
 
 
 class VllmPriority(VllmFcfs):
-    """Lower numbers are favoured. The victim is ``max(running, key=(priority, arrival))``: maybe the requester."""
+    """Lower numbers are favoured.
+
+    The victim is ``max(running, key=(priority, arrival))``: maybe the requester.
+    """
 
     identity = PolicyIdentity("vllm_priority")
     contract = replace(
@@ -17,7 +21,7 @@ class VllmPriority(VllmFcfs):
         protected_identity="priority class, within it order of arrival",
         decision="rows of each running request, then of waiting ones by priority; whom to preempt",
         progress="a low priority starves while higher ones keep arriving; the most favoured session is preempted by "
-                 "nobody",
+        "nobody",
     )
 
     def queue_key(self, state: SchedulerState, view: SessionView) -> tuple:

@@ -16,7 +16,8 @@ from scheduler.records import PolicyIdentity, SchedulerState, SessionState, Sess
 class Counters:
     """Weighted service by client as the algorithm charges it, and who has waiting requests.
 
-    ``charged`` is what was charged ahead of completion and is not yet settled, by request (``vtc_completed`` only).
+    ``charged`` is what was charged ahead of completion and is not yet settled, by request (``vtc_completed``
+    only).
     """
 
     counters: Mapping[str, int] = field(default_factory=dict)
@@ -51,7 +52,8 @@ class Counters:
 class Vtc(Policy):
     """The earliest waiting request of the active client with the smallest counter enters, while it fits.
 
-    Charges ``input_weight * prompt tokens`` when a request enters and ``output_weight`` for every output token.
+    Charges ``input_weight * prompt tokens`` when a request enters and ``output_weight`` for every output
+    token.
     """
 
     identity = PolicyIdentity("vtc")
@@ -64,11 +66,19 @@ class Vtc(Policy):
         objective="equal weighted service of backlogged clients",
         metric="w_p * input tokens + w_q * output tokens by client",
         denominator="the interval in which both clients are continuously backlogged",
-        assumptions=("both clients backlogged for the whole interval", "lift and charging as in Algorithm 2",
-                     "work conservation", "no preemption", "finite L_input and M"),
+        assumptions=(
+            "both clients backlogged for the whole interval",
+            "lift and charging as in Algorithm 2",
+            "work conservation",
+            "no preemption",
+            "finite L_input and M",
+        ),
         foreign_owners=(CELLS, TOKENS),
-        not_reproduced=("the paper's serving system", "the bound 2 max(w_p L_input, w_q M) outside its premises: a "
-                        "token budget that leaves a decode out of a step, or a preemption, voids it"),
+        not_reproduced=(
+            "the paper's serving system",
+            "the bound 2 max(w_p L_input, w_q M) outside its premises: a "
+            "token budget that leaves a decode out of a step, or a preemption, voids it",
+        ),
         starvation_free=True,
         progress="every client with waiting requests: the smallest counter enters next and everybody's counter grows",
         source="VTC, Algorithm 2 and Theorem 4.4; M5.2 0x09A",

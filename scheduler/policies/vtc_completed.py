@@ -1,4 +1,6 @@
-"""``vtc_completed``: least weighted service with charges settled from completed results; not Algorithm 2, no theorem."""
+"""``vtc_completed``: least weighted service with charges settled from completed results; not Algorithm 2, no
+theorem.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,19 @@ from scheduler.records import PolicyIdentity, SchedulerState, SessionView
 class VtcCompleted(Vtc):
     """``counters`` select and hold provisional charges; ``done`` holds completed service alone.
 
-    Entering charges the prompt rows to be computed; completed rows settle the charge; a preemption, a failure or an
-    end takes back what was not completed.
+    Entering charges the prompt rows to be computed; completed rows settle the charge; a preemption, a failure
+    or an end takes back what was not completed.
     """
 
     identity = PolicyIdentity("vtc_completed")
     contract = Contract(
         scheduling_unit="one step; the choice is which client's request enters",
         protected_identity="client",
-        visible_state=("provisional and completed counters", "clients with waiting requests", "uncached prompt rows"),
+        visible_state=(
+            "provisional and completed counters",
+            "clients with waiting requests",
+            "uncached prompt rows",
+        ),
         decision="whose request enters next",
         unknown_future=HIDDEN_LENGTH + ", and whether planned work completes",
         objective="equal completed weighted service; failed work is nobody's service",
@@ -29,7 +35,9 @@ class VtcCompleted(Vtc):
         denominator="the interval in which both clients are continuously backlogged",
         assumptions=("results are settled before the next decision",),
         foreign_owners=(CELLS, TOKENS),
-        not_reproduced=("VTC: charging event and running-batch semantics differ, so its theorem does not transfer",),
+        not_reproduced=(
+            "VTC: charging event and running-batch semantics differ, so its theorem does not transfer",
+        ),
         starvation_free=True,
         progress="every client with waiting requests, as long as its work completes",
         source="M5.2 0x09A, completion_reconciled_vtc_teaching_v1",
@@ -39,13 +47,16 @@ class VtcCompleted(Vtc):
         client, request_id = view.request.client_id, view.request_id
         if event in ("admitted", "resumed"):
             memory = memory.left(client) if event == "admitted" else memory
-            rows = max(view.num_prompt_tokens - max(view.committed, view.cached), 0) if view.emitted == 0 else 0
+            rows = max(view.num_prompt_tokens - max(view.committed, view.cached),
+                       0) if view.emitted == 0 else 0
             predicted = self.input_weight * rows
-            return replace(memory.charge(client, predicted), charged={**memory.charged, request_id: predicted})
+            return replace(memory.charge(client, predicted),
+                           charged={**memory.charged, request_id: predicted})
         if event == "prefilled":
             actual = self.input_weight * amount
             left = memory.charged.get(request_id, 0) - actual
-            return replace(self._complete(memory, client, actual), charged={**memory.charged, request_id: left})
+            return replace(self._complete(memory, client, actual),
+                           charged={**memory.charged, request_id: left})
         if event == "emitted":
             return self._complete(memory.charge(client, self.output_weight), client, self.output_weight)
         if event in ("preempted", "finished", "cancelled", "failed") and request_id in memory.charged:

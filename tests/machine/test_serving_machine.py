@@ -1,4 +1,6 @@
-"""The state machine on the exact engine, on a user's engine and on a user's scheduler, and wrong ones that it catches."""
+"""The state machine on the exact engine, on a user's engine and on a user's scheduler, and wrong ones that it
+catches.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,16 @@ def make_exact(limits: tuple[PoolLimits, ...]) -> ExactEngine:
 
 
 def exact_solo(limits: tuple[PoolLimits, ...], request: Request) -> tuple[int, ...]:
-    return expected_tokens(exact_model(limits), request.prompt, request.max_tokens, request_id=request.request_id,
-                           sampling=request.sampling, stop_token_ids=request.stop_token_ids, stages=len(limits))
+    return expected_tokens(exact_model(limits), request.prompt, request.max_tokens,
+                           request_id=request.request_id,
+                           sampling=request.sampling, stop_token_ids=request.stop_token_ids,
+                           stages=len(limits))
 
 
 def few(examples: int, *, shrink: bool = True) -> settings:
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
-    return settings(max_examples=examples, stateful_step_count=30, deadline=None, derandomize=True, phases=phases,
+    return settings(max_examples=examples, stateful_step_count=30, deadline=None, derandomize=True,
+                    phases=phases,
                     database=None, suppress_health_check=list(HealthCheck))
 
 
@@ -52,7 +57,8 @@ def test_a_users_engine_is_held_to_the_same_laws() -> None:
 
 def test_a_users_scheduler_is_held_to_the_same_laws() -> None:
     factory = load_factory("tests.machine.examples:make_scheduler")
-    run_state_machine_as_test(make_machine(make_exact, scheduler_factory=factory, solo=exact_solo), settings=few(25))
+    run_state_machine_as_test(make_machine(make_exact, scheduler_factory=factory, solo=exact_solo),
+                              settings=few(25))
 
 
 class Forgetful(ExactEngine):

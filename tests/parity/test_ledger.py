@@ -37,7 +37,8 @@ from parity.replay import replay
 from scheduler.policies.cost import ExclusiveCost
 from scheduler.records import FinishReason, PlannedChunk, ServiceLevel, SessionView
 
-PLACE = Coordinates(model="tiny", hardware="none", workload="burst", baseline="none", metric="request_goodput",
+PLACE = Coordinates(model="tiny", hardware="none", workload="burst", baseline="none",
+                    metric="request_goodput",
                     slo="30/20 ms", load="6 at once", evidence="synthetic")
 
 
@@ -48,7 +49,8 @@ def failing_run():
     return replay(busy_case("vtc_completed", faults=faults))
 
 
-# -- service -------------------------------------------------------------------------------------------------------
+# -- service
+# -------------------------------------------------------------------------------------------------------
 
 
 def published(played) -> dict[str, int]:
@@ -92,7 +94,8 @@ def test_service_of_a_run_has_no_rebuilt_row(failing_run):
         len(end.tokens) for end in failing_run.run.completions.values())
 
 
-# -- clocks ----------------------------------------------------------------------------------------------------------
+# -- clocks
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_clock_restarted_at_admission_is_rejected():
@@ -109,7 +112,8 @@ def test_a_clock_restarted_at_resume_is_rejected():
                if intent.kind.value == "resume"}
     assert resumed
     assert check_original_clocks(played.run, played.scheduler.policy.cost) == []
-    assert check_original_clocks(with_arrivals_at_admission(played.run, only=resumed), played.scheduler.policy.cost)
+    assert check_original_clocks(with_arrivals_at_admission(played.run, only=resumed),
+                                 played.scheduler.policy.cost)
 
 
 def with_arrivals_at_admission(run, only=None):
@@ -139,7 +143,8 @@ def test_clocks_that_run_backwards_are_refused():
         served((5.0, 4.0))
 
 
-def served(emissions: tuple[float, ...], end: End = End.COMPLETED, slo: ServiceLevel = ServiceLevel()) -> Served:
+def served(emissions: tuple[float, ...], end: End = End.COMPLETED,
+           slo: ServiceLevel = ServiceLevel()) -> Served:
     return Served(session=0, client_id="a", arrival_ms=0.0, slo=slo, emissions_ms=emissions, end=end,
                   ended_ms=emissions[-1] if emissions else 0.0)
 
@@ -151,7 +156,8 @@ def test_tpot_of_one_output_is_none_and_its_request_can_still_be_valid():
     assert tpot_ms(served((10.0, 30.0, 40.0))) == 15.0
 
 
-# -- hidden truth and physical facts --------------------------------------------------------------------------------
+# -- hidden truth and physical facts
+# --------------------------------------------------------------------------------
 
 
 def test_a_plan_that_depends_on_a_hidden_length_is_rejected():
@@ -160,7 +166,8 @@ def test_a_plan_that_depends_on_a_hidden_length_is_rejected():
     flight = second.trace[1].flight
     assert flight.plan.chunks
     flight.plan = replace(flight.plan, chunks=flight.plan.chunks[:-1], order=flight.plan.order[:-1])
-    assert check_hidden_truth(first, second) == ["hidden length: step 1 is planned differently after equal results"]
+    assert check_hidden_truth(first,
+                              second) == ["hidden length: step 1 is planned differently after equal results"]
 
 
 def test_the_hidden_length_of_a_session_is_no_part_of_what_a_policy_sees():
@@ -188,7 +195,8 @@ def test_physical_facts_in_a_plan_are_rejected(mutate):
     assert [problem.split(":")[0] for problem in check_logical_plans(run)] == ["physical"]
 
 
-# -- figures -----------------------------------------------------------------------------------------------------------
+# -- figures
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_completion_conditioned_figure_shown_as_offered_is_refused():
@@ -237,7 +245,8 @@ def test_a_percentile_of_too_small_a_sample_is_refused():
         Tails(population="x", count=12, mean=1.0, p50=1.0, p95=INSUFFICIENT, p99=1.0)
 
 
-# -- claims --------------------------------------------------------------------------------------------------------------
+# -- claims
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_equal_coordinates_can_be_compared():
@@ -256,7 +265,8 @@ def test_measurements_have_no_order_of_their_own():
 
 
 def test_a_theorem_without_its_premises_is_refused():
-    claim = claim_vtc_bound(replay(busy_case("fcfs")).run, "a", "b", start_ms=0.0, stop_ms=100.0, max_input_tokens=99,
+    claim = claim_vtc_bound(replay(busy_case("fcfs")).run, "a", "b", start_ms=0.0, stop_ms=100.0,
+                            max_input_tokens=99,
                             max_running_tokens=999, input_weight=1, output_weight=2)
     assert claim.premises["algorithm"] is False and claim.bound is None
     with pytest.raises(ValueError, match="without its premises: algorithm"):

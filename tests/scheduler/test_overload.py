@@ -1,4 +1,6 @@
-"""Overload: refusals are typed and carry numbers, everything else waits, and pressure never changes an answer."""
+"""Overload: refusals are typed and carry numbers, everything else waits, and pressure never changes an
+answer.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,15 @@ from scheduler.limits import Layout, PoolLimits, StepLimits
 from scheduler.records import SamplingParams
 from tests.scheduler.serving import OPTIMISTIC, Serving, request
 
-LAYOUTS = [{"layout": Layout.UNIFIED}, {"layout": Layout.STOCK}, {"layout": Layout.UNIFIED, "recurrent": True},
+LAYOUTS = [{"layout": Layout.UNIFIED}, {"layout": Layout.STOCK},
+           {"layout": Layout.UNIFIED, "recurrent": True},
            {"layout": Layout.UNIFIED, "stages": 2}, {"layout": Layout.UNIFIED, "window": 3}]
 
 
 @pytest.mark.parametrize("fields", LAYOUTS, ids=str)
 @pytest.mark.parametrize(("rows", "accepted"), [(23, True), (24, True), (25, False)])
-def test_a_session_of_the_pools_size_runs_and_one_row_more_is_refused(rows: int, accepted: bool, fields: dict) -> None:
+def test_a_session_of_the_pools_size_runs_and_one_row_more_is_refused(rows: int, accepted: bool,
+                                                                      fields: dict) -> None:
     serving = Serving(cells=24, **fields)
     (refusal,) = serving.submit(request("one", rows - 4, 5))
     if not accepted:
@@ -169,7 +173,9 @@ def test_impossible_step_limits_are_named(bad: dict) -> None:
         StepLimits(**bad)
 
 
-@pytest.mark.parametrize("bad", [{"num_cells": 0}, {"num_sequences": 0}, {"num_sequences": 257}, {"max_call_rows": 1},
+@pytest.mark.parametrize("bad",
+                         [{"num_cells": 0}, {"num_sequences": 0}, {"num_sequences": 257},
+                          {"max_call_rows": 1},
                                  {"num_sequences": 1}])
 def test_impossible_pool_limits_are_refused(bad: dict) -> None:
     with pytest.raises(ValueError):

@@ -1,4 +1,6 @@
-"""Every negative case of a plan: a valid plan with exactly one change is rejected, by the rule that it breaks."""
+"""Every negative case of a plan: a valid plan with exactly one change is rejected, by the rule that it
+breaks.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,13 @@ POLICY = make_policy("fcfs")
 
 @pytest.fixture
 def state() -> SchedulerState:
-    """``d`` decodes, ``p`` is half prefilled, ``b`` rebuilds, ``w`` waits, ``u`` is not ready, ``s`` is suspended."""
-    serving = Serving(cells=200, max_num_batched_tokens=8, max_chunk_tokens=4, max_num_seqs=6, prefix_cache=False)
-    serving.submit(request("d", 2, 9), request("b", 4, 9), request("s", 2, 9), request("p", 14, 9), request("u", 2, 9))
+    """``d`` decodes, ``p`` is half prefilled, ``b`` rebuilds, ``w`` waits, ``u`` is not ready, ``s`` is
+    suspended.
+    """
+    serving = Serving(cells=200, max_num_batched_tokens=8, max_chunk_tokens=4, max_num_seqs=6,
+                      prefix_cache=False)
+    serving.submit(request("d", 2, 9), request("b", 4, 9), request("s", 2, 9), request("p", 14, 9),
+                   request("u", 2, 9))
     serving.step(3)
     for name in ("b", "s"):
         serving.scheduler.preempt(name, serving.now_ms)
@@ -133,7 +139,8 @@ NEGATIVE = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "mutate"), NEGATIVE, ids=[f"{i}-{rule}" for i, (rule, _) in enumerate(NEGATIVE)])
+@pytest.mark.parametrize(("rule", "mutate"), NEGATIVE,
+                         ids=[f"{i}-{rule}" for i, (rule, _) in enumerate(NEGATIVE)])
 def test_plan_with_one_change_is_rejected(rule: str, mutate: Callable[[IterationPlan], IterationPlan],
                                           state: SchedulerState, plan: IterationPlan) -> None:
     with pytest.raises(IllegalTransition, match=rule):
@@ -141,7 +148,8 @@ def test_plan_with_one_change_is_rejected(rule: str, mutate: Callable[[Iteration
 
 
 @pytest.mark.parametrize(("rule", "budget"), [
-    ("token budget exceeded", {"max_num_batched_tokens": 3}), ("sequence budget exceeded", {"max_num_seqs": 1})])
+    ("token budget exceeded", {"max_num_batched_tokens": 3}),
+    ("sequence budget exceeded", {"max_num_seqs": 1})])
 def test_plan_over_a_budget_is_rejected(rule: str, budget: dict[str, int], state: SchedulerState,
                                         plan: IterationPlan) -> None:
     tight = replace(state, **budget)
@@ -157,7 +165,8 @@ def test_terminal_session_is_rejected(state: SchedulerState, plan: IterationPlan
 
 
 @pytest.mark.parametrize("between", [SessionState.PREEMPT_PENDING, SessionState.RESUME_PENDING])
-def test_session_between_queues_is_rejected(between: SessionState, state: SchedulerState, plan: IterationPlan) -> None:
+def test_session_between_queues_is_rejected(between: SessionState, state: SchedulerState,
+                                            plan: IterationPlan) -> None:
     views = dict(state.views)
     views["d"] = replace(views["d"], state=between)
     with pytest.raises(IllegalTransition, match="neither running nor entering"):

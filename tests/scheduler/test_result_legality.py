@@ -9,7 +9,9 @@ import pytest
 
 from scheduler.legality import validate_result
 from scheduler.loop import Flight
-from scheduler.records import ChunkResult, IllegalTransition, IterationResult, Request, SessionState, SessionView
+from scheduler.records import (
+    ChunkResult, IllegalTransition, IterationResult, Request, SessionState, SessionView,
+)
 from scheduler.resume import (
     Preservation,
     PreservationReceipt,
@@ -42,7 +44,8 @@ def item(result: IterationResult, name: str) -> ChunkResult:
 
 def changed(name: str, **change: int | None) -> Callable[[IterationResult], IterationResult]:
     def mutate(result: IterationResult) -> IterationResult:
-        chunks = tuple(replace(chunk, **change) if chunk.request_id == name else chunk for chunk in result.chunks)
+        chunks = tuple(replace(chunk, **change) if chunk.request_id == name else chunk
+                       for chunk in result.chunks)
         assert chunks != result.chunks
         return replace(result, chunks=chunks)
     return mutate
@@ -61,7 +64,8 @@ def too_far(result: IterationResult) -> IterationResult:
 
 
 def debit(client: str, rows: int) -> Callable[[IterationResult], IterationResult]:
-    return lambda result: replace(result, debits={**result.debits, client: result.debits.get(client, 0) + rows})
+    return lambda result: replace(result,
+                                  debits={**result.debits, client: result.debits.get(client, 0) + rows})
 
 
 def planned_service(result: IterationResult) -> IterationResult:
@@ -97,7 +101,8 @@ def test_true_result_is_accepted_and_charges_no_rebuild(flown: tuple[Flight, Ite
     assert "y" not in result.debits
 
 
-@pytest.mark.parametrize(("rule", "mutate"), NEGATIVE, ids=[f"{i}-{rule}" for i, (rule, _) in enumerate(NEGATIVE)])
+@pytest.mark.parametrize(("rule", "mutate"), NEGATIVE,
+                         ids=[f"{i}-{rule}" for i, (rule, _) in enumerate(NEGATIVE)])
 def test_result_with_one_change_is_rejected(rule: str, mutate: Callable[[IterationResult], IterationResult],
                                             flown: tuple[Flight, IterationResult]) -> None:
     flight, result = flown
@@ -110,11 +115,13 @@ def test_result_with_one_change_is_rejected(rule: str, mutate: Callable[[Iterati
 
 def suspended(prompt: int, emitted: int, committed: int, epoch: int = 11) -> SessionView:
     asked = Request(request_id="s", prompt=tuple(range(prompt)), max_tokens=20)
-    return SessionView(asked, 0, SessionState.SUSPENDED, emitted, 0, committed, 0, 9, epoch, True, 0.0, None, None)
+    return SessionView(asked, 0, SessionState.SUSPENDED, emitted, 0, committed, 0, 9, epoch, True, 0.0, None,
+                       None)
 
 
 @pytest.mark.parametrize(("kind", "ready", "target", "rebuild"), [
-    (Preservation.EXACT, 6, 6, (6, 6)), (Preservation.RECOMPUTE, 0, 6, (0, 6)), (Preservation.PARTIAL, 4, 7, (4, 7)),
+    (Preservation.EXACT, 6, 6, (6, 6)), (Preservation.RECOMPUTE, 0, 6, (0, 6)),
+    (Preservation.PARTIAL, 4, 7, (4, 7)),
     (Preservation.FAILED, 3, 5, (0, 5))])
 def test_ticket_rebuilds_exactly_what_is_not_ready(kind: Preservation, ready: int, target: int,
                                                    rebuild: tuple[int, int]) -> None:

@@ -30,11 +30,14 @@ RANKS = {
     "parity.golden": 5,
     "parity.mutants": 5,
     "parity.plugin": 5,
+    "parity.policy_checks": 5,
+    "parity.policy_tests": 5,
     "parity.provenance": 5,
     "parity.replay": 5,
     "parity.report": 5,
     "parity.serve": 5,
     "parity.suite": 5,
+    "parity.trace_view": 5,
     "parity.suite_splits": 5,
 }
 RANK_OF_THE_REST = 3

@@ -18,7 +18,8 @@ def pairs_of(chunks) -> list[int]:
 def test_twelve_rows_have_78_causal_pairs_whatever_the_chunk(size):
     played = play(session(12, 1), policy="sarathi", options={"chunk_tokens": size})
     chunks = prefill_chunks(played.run, 0)
-    assert [stop - start for start, stop in chunks] == [size] * (12 // size) + ([12 % size] if 12 % size else [])
+    assert [stop - start for start,
+            stop in chunks] == [size] * (12 // size) + ([12 % size] if 12 % size else [])
     assert sum(pairs_of(chunks)) == 78
 
 
@@ -54,8 +55,10 @@ def test_sixteen_rows_by_four_have_136_pairs_24_rows_read_again_and_four_riders(
 
 
 @pytest.mark.parametrize(("decodes", "budget", "seqs", "chunk", "prompt"), [
-    (4, 8, 8, 4, 16), (4, 6, 8, 4, 16), (4, 4, 8, 4, 16), (6, 16, 4, 4, 16), (5, 9, 16, 6, 3), (2, 64, 16, 8, 8)])
-def test_sarathi_piggybacks_the_minimum_of_decodes_rows_and_sequences_left(decodes, budget, seqs, chunk, prompt):
+    (4, 8, 8, 4, 16), (4, 6, 8, 4, 16), (4, 4, 8, 4, 16), (6, 16, 4, 4, 16), (5, 9, 16, 6, 3),
+    (2, 64, 16, 8, 8)])
+def test_sarathi_piggybacks_the_minimum_of_decodes_rows_and_sequences_left(decodes, budget, seqs, chunk,
+                                                                           prompt):
     # The decodes are spread so that they have all started; one sequence is kept for the prompt.
     decodes = min(decodes, seqs - 1)
     started = [session(1, 80, first_token=2000 + 100 * i) for i in range(decodes)]
@@ -75,7 +78,8 @@ def test_sarathi_has_one_chunk_per_step_however_many_prompts_wait():
 
 
 def test_4096_rows_by_640_are_six_chunks_and_one_of_256_with_128_rows_left():
-    played = play(session(4096, 1), policy="sarathi", options={"chunk_tokens": 640}, max_num_batched_tokens=768,
+    played = play(session(4096, 1), policy="sarathi", options={"chunk_tokens": 640},
+                  max_num_batched_tokens=768,
                   pool_cells=5000)
     sizes = [stop - start for start, stop in prefill_chunks(played.run, 0)]
     assert sizes == [640] * 6 + [256]
@@ -93,7 +97,8 @@ def test_sarathi_serve_runs_all_decodes_then_the_partial_prefill_within_tau_then
 
 
 def test_sarathi_serve_never_leaves_a_decode_out_while_a_prefill_runs():
-    played = play(*[session(7, 9, at=2 * i, first_token=2000 + 100 * i) for i in range(6)], policy="sarathi_serve",
+    played = play(*[session(7, 9, at=2 * i, first_token=2000 + 100 * i) for i in range(6)],
+                  policy="sarathi_serve",
                   options={"tau": 9})
     emitting: set[str] = set()
     for traced in played.run.trace:
@@ -104,7 +109,8 @@ def test_sarathi_serve_never_leaves_a_decode_out_while_a_prefill_runs():
 
 
 def test_orca_stops_at_the_first_that_does_not_fit_and_never_skips_to_a_smaller_one():
-    played = play(session(4, 5), session(4, 5, first_token=2000), session(1, 1, first_token=3000), policy="orca",
+    played = play(session(4, 5), session(4, 5, first_token=2000), session(1, 1, first_token=3000),
+                  policy="orca",
                   pool_cells=12)
     steps = intervals(played)
     assert [name for name, _, _ in steps[0]] == ["s0"]  # s1 needs 8 rows of the 4 left; s2 would fit
@@ -120,7 +126,8 @@ def test_orca_reserves_the_declared_maximum_although_the_output_turns_out_short(
 
 
 def test_orca_batches_at_most_max_bs_requests_by_arrival():
-    played = play(*[session(2, 3, first_token=2000 + 100 * i) for i in range(5)], policy="orca", max_num_seqs=3)
+    played = play(*[session(2, 3, first_token=2000 + 100 * i) for i in range(5)], policy="orca",
+                  max_num_seqs=3)
     assert [name for name, _, _ in intervals(played)[0]] == ["s0", "s1", "s2"]
     assert max(map(len, intervals(played))) == 3
 

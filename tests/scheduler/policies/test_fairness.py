@@ -1,4 +1,6 @@
-"""Numbers of fairness: client gaps, VTC, its completion-settled relative, aging, reuse quotas, MLFQ, starvation."""
+"""Numbers of fairness: client gaps, VTC, its completion-settled relative, aging, reuse quotas, MLFQ,
+starvation.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def test_equal_goodput_hides_who_got_it(policy, options, valid):
     assert not any(report.starved for report in reports.values())
 
 
-# -- VTC ---------------------------------------------------------------------------------------------------------
+# -- VTC
+# ---------------------------------------------------------------------------------------------------------
 
 
 def backlogged(**fields):
@@ -68,7 +71,8 @@ def test_vtc_bound_is_16_for_weights_1_and_2_inputs_of_8_and_4_running():
 
 
 @pytest.mark.parametrize(("premise", "change"), [
-    ("algorithm", {"input_weight": 3}), ("both_backlogged", {"stop_ms": 1e6}), ("bounds", {"max_input_tokens": 2})])
+    ("algorithm", {"input_weight": 3}), ("both_backlogged", {"stop_ms": 1e6}),
+    ("bounds", {"max_input_tokens": 2})])
 def test_vtc_bound_is_not_claimed_without_a_premise(premise, change):
     claim = claim_vtc_bound(replay(backlogged()).run, "f", "g", **{**CLAIM, **change})
     assert claim.premises[premise] is False
@@ -77,8 +81,10 @@ def test_vtc_bound_is_not_claimed_without_a_premise(premise, change):
 
 def test_vtc_bound_is_not_claimed_after_a_preemption():
     case = backlogged(faults=(Fault(kind=FaultKind.PREEMPT, step=1, session=2),))
-    two_steps = workload(*[session(2, 3, client_id=c, first_token=1000 * (i + 2)) for i, c in enumerate("fgfgfgfg")],
-                         policy="vtc", faults=(Fault(kind=FaultKind.PREEMPT, step=1, session=0),), max_num_seqs=1)
+    two_steps = workload(*[session(2, 3, client_id=c, first_token=1000 * (i + 2)) for i,
+                           c in enumerate("fgfgfgfg")],
+                         policy="vtc", faults=(Fault(kind=FaultKind.PREEMPT, step=1, session=0),),
+                         max_num_seqs=1)
     assert case.faults
     claim = claim_vtc_bound(replay(two_steps).run, "f", "g", **{**CLAIM, "stop_ms": 50.0})
     assert claim.premises["no_preemption"] is False
@@ -87,8 +93,10 @@ def test_vtc_bound_is_not_claimed_after_a_preemption():
 
 def view_of(client: str, name: str = "r", prompt_tokens: int = 4, **fields) -> SessionView:
     request = Request(request_id=name, prompt=tuple(range(prompt_tokens)), max_tokens=1, client_id=client)
-    values = {"state": SessionState.WAITING, "emitted": 0, "computed": 0, "committed": 0, "cached": 0, **fields}
-    return SessionView(request, 0, values["state"], values["emitted"], values["computed"], values["committed"],
+    values = {"state": SessionState.WAITING, "emitted": 0, "computed": 0, "committed": 0, "cached": 0,
+              **fields}
+    return SessionView(request, 0, values["state"], values["emitted"], values["computed"],
+                       values["committed"],
                        values["cached"], 0, 0, True, 0.0, None, None)
 
 
@@ -115,7 +123,8 @@ def test_vtc_charges_the_prompt_when_it_enters_and_each_output_when_it_comes():
 
 
 def failed_then_completed(policy: str):
-    case = workload(session(4, 1, client_id="A"), policy=policy, options={"input_weight": 1, "output_weight": 0},
+    case = workload(session(4, 1, client_id="A"), policy=policy,
+                    options={"input_weight": 1, "output_weight": 0},
                     faults=(Fault(kind=FaultKind.DECODE_ERROR, step=0),))
     return replay(case)
 
@@ -147,7 +156,8 @@ def test_vtc_completed_publishes_exactly_the_completed_service():
     assert memory.counters == {"A": 4}
 
 
-# -- aging and starvation ------------------------------------------------------------------------------------------
+# -- aging and starvation
+# ------------------------------------------------------------------------------------------
 
 
 def pressed(policy: str, options=None, ticks: int = 12):
@@ -174,15 +184,19 @@ def test_a_client_without_work_in_the_whole_interval_is_not_starved():
     assert starved_clients(ledger, start_ms=0.0, stop_ms=1e9) == []
 
 
-# -- reuse quotas ----------------------------------------------------------------------------------------------------
+# -- reuse quotas
+# ----------------------------------------------------------------------------------------------------
 
 
 def reuse(policy_options: dict, policy: str = "preble_quota"):
-    """A prompt is resident; then one hot request that shares it arrives each tick, and one cold request at the start."""
+    """A prompt is resident; then one hot request that shares it arrives each tick, and one cold request at
+    the start.
+    """
     first = session(16, 1, first_token=500)
     cold = session(16, 1, at=2, first_token=9000, client_id="cold")
     hot = [session(16, 1, at=2 + t, first_token=500, client_id="hot") for t in range(9)]
-    return workload(first, cold, *hot, policy=policy, options=policy_options, layout=Layout.STOCK, prefix_cache=True,
+    return workload(first, cold, *hot, policy=policy, options=policy_options, layout=Layout.STOCK,
+                    prefix_cache=True,
                     max_num_batched_tokens=16, max_num_seqs=1, pool_cells=400, prefix_block_tokens=1)
 
 
@@ -212,11 +226,14 @@ def test_no_group_is_suppressed_in_any_cycle():
     assert clients == ["hot", "hot", *["hot", "hot", "cold"] * 3, "cold"]
 
 
-# -- MLFQ ------------------------------------------------------------------------------------------------------------
+# -- MLFQ
+# ------------------------------------------------------------------------------------------------------------
 
 
 def mlfq(promote_after_ms: float, epochs: int = 20):
-    """A prompt whose first step costs 4 joins the queue of quantum 4; a job of cost 1 comes to the first every tick."""
+    """A prompt whose first step costs 4 joins the queue of quantum 4; a job of cost 1 comes to the first
+    every tick.
+    """
     long = session(4, 1, client_id="long", first_token=900)
     short = [session(1, 1, at=t, client_id="short", first_token=2000 + t) for t in range(epochs)]
     return play(long, *short, policy="fastserve_mlfq", max_num_batched_tokens=4, max_num_seqs=1,
@@ -233,14 +250,16 @@ def test_a_starving_job_is_promoted_to_the_first_queue():
 
 def test_a_job_that_uses_up_its_quantum_falls_behind_a_new_one():
     options = {"quantum_rows": 2, "levels": 4, "promote_after_ms": 1e9, "max_batch": 1}
-    played = play(session(1, 9), session(1, 2, at=3, first_token=3000), policy="fastserve_mlfq", options=options)
+    played = play(session(1, 9), session(1, 2, at=3, first_token=3000), policy="fastserve_mlfq",
+                  options=options)
     assert played.run.emitted_at[1] == [3, 4]
     assert played.run.emitted_at[0] == [0, 1, 2, *range(5, 11)]
 
 
 def test_a_waiting_job_takes_the_place_of_a_running_one_of_a_lower_queue():
     options = {"quantum_rows": 2, "levels": 4, "promote_after_ms": 1e9}
-    played = play(session(1, 9), session(1, 2, at=3, first_token=3000), policy="fastserve_mlfq", options=options,
+    played = play(session(1, 9), session(1, 2, at=3, first_token=3000), policy="fastserve_mlfq",
+                  options=options,
                   max_num_seqs=1)
     intents = [(i.kind.value, i.request_id) for t in played.run.trace for i in t.flight.plan.intents]
     assert ("preempt", "s0") in intents and ("resume", "s0") in intents

@@ -61,7 +61,9 @@ def test_all_policies_give_identical_outputs_and_differ_in_their_traces(family, 
 
 
 def test_every_policy_schedules_some_workload_in_a_way_of_its_own():
-    """Only layer_ready without facts and sarathi_serve without a budget of its own are the default by definition."""
+    """Only layer_ready without facts and sarathi_serve without a budget of its own are the default by
+    definition.
+    """
     crowd = [replace(with_variety(crowded_case("fcfs")), max_num_seqs=3, pool_cells=60, num_sequences=5),
              with_variety(busy_case("fcfs"))]
     default = [replay(case).schedule for case in crowd]
@@ -89,6 +91,8 @@ def test_the_registry_refuses_unknown_names_and_options():
 
 def test_every_policy_of_the_table_is_there():
     assert set(contracts()) >= {
-        "fixed_batch", "single_lane", "orca", "sarathi", "sarathi_serve", "vllm_fcfs", "vllm_priority", "sglang_adder",
-        "least_slack", "fastserve_mlfq", "vtc", "vtc_completed", "preble_quota", "aging", "layer_ready", "dist_goodput",
+        "fixed_batch", "single_lane", "orca", "sarathi", "sarathi_serve", "vllm_fcfs", "vllm_priority",
+        "sglang_adder",
+        "least_slack", "fastserve_mlfq", "vtc", "vtc_completed", "preble_quota", "aging", "layer_ready",
+        "dist_goodput",
         "scorpio_guard"}

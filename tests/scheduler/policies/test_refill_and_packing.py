@@ -20,7 +20,8 @@ A, B, C = 0, 1, 2
 
 def refill_fixture(policy: str, **options):
     """A has 2 outputs and B 8, both at once; C has 3 and comes at cut 2. Nobody declares its true length."""
-    return play(session(1, 20, hidden=2), session(1, 20, hidden=8), session(1, 20, hidden=3, at=2), policy=policy,
+    return play(session(1, 20, hidden=2), session(1, 20, hidden=8), session(1, 20, hidden=3, at=2),
+                policy=policy,
                 options=options, max_num_seqs=SLOTS)
 
 
@@ -41,7 +42,8 @@ def test_iteration_refill_needs_8_iterations_with_13_of_16_slots_useful(policy):
 
 
 def test_fixed_cohort_of_two_and_eight_outputs_uses_10_of_16_slots():
-    played = play(session(1, 20, hidden=2), session(1, 20, hidden=8), policy="fixed_batch", max_num_seqs=SLOTS)
+    played = play(session(1, 20, hidden=2), session(1, 20, hidden=8), policy="fixed_batch",
+                  max_num_seqs=SLOTS)
     assert occupancy(played) == (8, Fraction(10, 16))
 
 
@@ -105,7 +107,8 @@ def test_packed_rows_have_offsets_0_1_4_5_and_positions_5_0_1_2_2():
     scheduler.set_ready("B", True)
     scheduler.step(4.0)
     flight, _ = flights[-1]
-    assert [(c.request_id, c.start, c.stop) for c in flight.plan.chunks] == [("A", 5, 6), ("B", 0, 3), ("C", 2, 3)]
+    assert [(c.request_id, c.start, c.stop) for c in flight.plan.chunks] == [("A", 5, 6), ("B", 0, 3),
+                                                                             ("C", 2, 3)]
     assert flight.batch.offsets == (0, 1, 4, 5)
     assert flight.batch.positions == (5, 0, 1, 2, 2)
     assert [flight.views[name].phase for name in "ABC"] == [Phase.DECODE, Phase.PREFILL, Phase.DECODE]

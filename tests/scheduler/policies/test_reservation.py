@@ -26,7 +26,9 @@ HIDDEN_ROWS = {name: realised - 1 for name, (*_, realised) in TOTALS.items()}
 
 
 class PreservedRows:
-    """Facts of a memory in which every suspended session's rows were preserved whole, and one session more runs."""
+    """Facts of a memory in which every suspended session's rows were preserved whole, and one session more
+    runs.
+    """
 
     def available_rows(self) -> int:
         return HARD - USED
@@ -52,7 +54,8 @@ def resume_ready(index: int, name: str, most: int) -> SessionView:
 def resume_state() -> SchedulerState:
     """Three resume-ready requests in order, and a running one that holds rows and wants none."""
     views = {name: resume_ready(i, name, most) for i, (name, (most, *_)) in enumerate(TOTALS.items())}
-    holder = SessionView(Request(request_id="holder", prompt=(1, 2), max_tokens=1), 9, SessionState.RUNNING, 0, 2, 2, 0,
+    holder = SessionView(Request(request_id="holder", prompt=(1, 2), max_tokens=1), 9, SessionState.RUNNING,
+                         0, 2, 2, 0,
                          2, 0, False, 0.0, None, None)
     names = tuple(views)
     return SchedulerState(1, 1, 0.0, (), ("holder",), names, MappingProxyType({**views, "holder": holder}),
@@ -99,7 +102,9 @@ def test_maximum_leaves_5_rows_unused_and_point_and_p90_are_11_and_3_rows_short(
 
 @pytest.mark.parametrize("kind", ["point", "p90"])
 def test_c_is_the_victim_when_an_optimistic_plan_is_one_row_short(kind):
-    """The same totals as new sessions beside a holder of 5 rows that grows by one a step: 11 + 21 rows at the peak."""
+    """The same totals as new sessions beside a holder of 5 rows that grows by one a step: 11 + 21 rows at the
+    peak.
+    """
     forecasts = {f"s{i + 1}": forecast for i, forecast in enumerate(FORECASTS.values())}
     option = dict(POLICIES[kind], forecasts={**forecasts, "s0": {"point": 1, "p90": 1}})
     three = [session(1, most, hidden=hidden, first_token=1000 * (i + 2), priority=i)
@@ -120,7 +125,8 @@ def test_four_requests_of_five_rows_are_admitted_into_28_rows_of_which_8_are_use
     case = workload(holder, *waiting, pool_cells=29)  # the holder's own last row comes on top
     played = replay(case)
     assert played.run.problems == []
-    assert [intent.request_id for intent in played.run.trace[1].flight.plan.intents] == ["s1", "s2", "s3", "s4"]
+    assert [intent.request_id for intent in played.run.trace[1].flight.plan.intents] == ["s1", "s2", "s3",
+                                                                                         "s4"]
     assert (28 - 8) // 5 == 4
 
 

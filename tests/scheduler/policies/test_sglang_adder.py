@@ -12,15 +12,18 @@ PAGE = 16
 
 
 def adder(*sessions, **options) -> Replay:
-    limits = {key: options.pop(key) for key in ("max_num_batched_tokens", "pool_cells", "max_num_seqs") if key in options}
-    return play(*sessions, policy="sglang_adder", options=options, **{"max_num_batched_tokens": 512, **limits})
+    limits = {key: options.pop(key) for key in ("max_num_batched_tokens", "pool_cells", "max_num_seqs")
+              if key in options}
+    return play(*sessions, policy="sglang_adder", options=options,
+                **{"max_num_batched_tokens": 512, **limits})
 
 
 def prompts(*lengths: int, outputs: int = 1):
     return [session(rows, outputs, first_token=1000 * (i + 1)) for i, rows in enumerate(lengths)]
 
 
-@pytest.mark.parametrize(("user", "chunk", "limit"), [(None, None, None), (None, 64, 64), (32, 64, 32), (96, 64, 64),
+@pytest.mark.parametrize(("user", "chunk", "limit"),
+                         [(None, None, None), (None, 64, 64), (32, 64, 32), (96, 64, 64),
                                                       (32, None, 32)])
 def test_extend_limit_is_the_minimum_of_both_or_the_chunk_budget_alone(user, chunk, limit):
     assert AdderLimits(max_extend_tokens=user, chunk_tokens=chunk).extend_limit() == limit
@@ -57,14 +60,16 @@ def test_carried_rows_of_a_chunk_count_as_cached_tokens():
 
 
 @pytest.mark.parametrize(("limits", "joined"), [
-    ({}, {"s0": 24, "s1": 24}), ({"max_extend_tokens": 40}, {"s0": 24}), ({"max_extend_tokens": 48}, {"s0": 24, "s1": 24}),
+    ({}, {"s0": 24, "s1": 24}), ({"max_extend_tokens": 40}, {"s0": 24}),
+    ({"max_extend_tokens": 48}, {"s0": 24, "s1": 24}),
     ({"max_buffer_bytes": 40 * 8, "buffer_bytes_per_token": 8}, {"s0": 24}),
     ({"max_buffer_bytes": 48 * 8, "buffer_bytes_per_token": 8}, {"s0": 24, "s1": 24})])
 def test_limits_stop_adding_to_a_batch(limits, joined):
     assert rows_per_step(adder(*prompts(24, 24), **limits))[0] == joined
 
 
-@pytest.mark.parametrize("limits", [{"max_extend_tokens": 8}, {"max_buffer_bytes": 8}, {"max_cached_tokens": 1}])
+@pytest.mark.parametrize("limits",
+                         [{"max_extend_tokens": 8}, {"max_buffer_bytes": 8}, {"max_cached_tokens": 1}])
 def test_no_limit_blocks_a_single_oversized_request(limits):
     assert rows_per_step(adder(*prompts(24), **limits))[0] == {"s0": 24}
 
@@ -74,7 +79,8 @@ def test_decodes_wait_while_a_prefill_batch_can_be_made():
     assert steps[:3] == [{"s0": 8}, {"s1": 8}, {"s0": 1, "s1": 1}]
 
 
-# -- warm and cold -----------------------------------------------------------------------------------------------
+# -- warm and cold
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("warm", "lead", "skips", "passes", "age_ms", "verdict"), [
@@ -88,11 +94,14 @@ def test_affinity_decides_as_its_table_says(warm, lead, skips, passes, age_ms, v
 
 
 def warm_and_cold(waves: int, **options) -> Replay:
-    """A prompt of 100 tokens is resident; each tick a warm request that shares it leads, a cold one waits from tick 2."""
+    """A prompt of 100 tokens is resident; each tick a warm request that shares it leads, a cold one waits
+    from tick 2.
+    """
     shared = [session(100, 1, first_token=500)]
     warm = [session(100, 1, at=2 + wave, first_token=500) for wave in range(waves)]
     cold = session(40, 1, at=2, first_token=9000)
-    case = workload(*shared, warm[0], cold, *warm[1:], policy="sglang_adder", options=options, prefix_cache=True,
+    case = workload(*shared, warm[0], cold, *warm[1:], policy="sglang_adder", options=options,
+                    prefix_cache=True,
                     max_num_batched_tokens=512, pool_cells=900, prefix_block_tokens=1)
     played = replay(case)
     assert played.run.problems == []
@@ -117,7 +126,8 @@ def test_a_pass_skips_at_most_w_cold_requests_then_the_scan_stops():
     cold = [session(4, 1, at=2, first_token=9000 + 100 * i) for i in range(5)]
     follower = session(100, 1, at=2, first_token=500)
     played = replay(workload(shared, lead, *cold, follower, policy="sglang_adder", options={"max_skips": 3},
-                             prefix_cache=True, max_num_batched_tokens=512, pool_cells=900, prefix_block_tokens=1))
+                             prefix_cache=True, max_num_batched_tokens=512, pool_cells=900,
+                             prefix_block_tokens=1))
     intents = [(i.kind.value, i.request_id) for i in played.run.trace[2].flight.plan.intents]
     assert intents == [("admit", "s1"), ("defer", "s2"), ("defer", "s3"), ("defer", "s4")]
     admitted = [i.request_id for i in played.run.trace[3].flight.plan.intents]

@@ -1,4 +1,6 @@
-"""Numbers of deadlines, overload, tails: least slack, bounded and rejecting overload, SCORPIO's guards, DistServe."""
+"""Numbers of deadlines, overload, tails: least slack, bounded and rejecting overload, SCORPIO's guards,
+DistServe.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from fractions import Fraction
 
 import pytest
 
-from parity.ledger import INSUFFICIENT, OutcomeLedger, ledger_of, nearest_rank, served_sessions, tails_of, tpot_ms
+from parity.ledger import (
+    INSUFFICIENT, OutcomeLedger, ledger_of, nearest_rank, served_sessions, tails_of, tpot_ms,
+)
 from scheduler.policies.dist_goodput import sweep_goodput
 from scheduler.records import ServiceLevel
 from tests.scheduler.policies.workloads import TICK_MS, order_of_first_chunks, play, rows_per_step, session
@@ -52,14 +56,16 @@ def test_rejecting_the_infeasible_gives_up_the_two_that_would_be_late():
 def test_scorpio_rejects_what_cannot_meet_its_first_deadline():
     _, ledger = burst({"tick_ms": TICK_MS}, policy="scorpio_guard")
     assert ledger.rejected and ledger.valid + ledger.missed + ledger.rejected == 6
-    assert all(item.ttft_ms <= 30.0 for item in served_sessions(burst({"tick_ms": TICK_MS}, "scorpio_guard")[0].run)
+    assert all(item.ttft_ms <= 30.0
+               for item in served_sessions(burst({"tick_ms": TICK_MS}, "scorpio_guard")[0].run)
                if item.emissions_ms)
 
 
 def test_scorpio_orders_by_deadline_and_bounds_the_virtual_batch():
     tight, loose = ServiceLevel(ttft_ms=1000.0, tbt_ms=20.0), ServiceLevel(ttft_ms=900.0, tbt_ms=40.0)
     options = {"tick_ms": TICK_MS, "base_ms": 4.0, "ms_per_session": 8.0}
-    played = play(*[session(2, 6, slo=slo, first_token=1000 * (i + 1)) for i, slo in enumerate((tight, tight, loose,
+    played = play(*[session(2, 6, slo=slo, first_token=1000 * (i + 1)) for i,
+                    slo in enumerate((tight, tight, loose,
                                                                                                loose))],
                   policy="scorpio_guard", options=options)
     assert order_of_first_chunks(played)[:2] == ["s2", "s3"]
@@ -73,7 +79,8 @@ def test_scorpio_orders_by_deadline_and_bounds_the_virtual_batch():
 
 def test_scorpio_decodes_a_loose_session_every_other_step_beside_a_tight_one():
     tight, loose = ServiceLevel(tbt_ms=20.0), ServiceLevel(tbt_ms=40.0)
-    played = play(session(1, 9, slo=tight), session(1, 4, slo=loose, first_token=3000), policy="scorpio_guard")
+    played = play(session(1, 9, slo=tight), session(1, 4, slo=loose, first_token=3000),
+                  policy="scorpio_guard")
     steps = rows_per_step(played)
     assert all("s0" in step for step in steps[:9])
     assert [i for i, step in enumerate(steps) if "s1" in step][1:4] == [2, 4, 6]
@@ -84,7 +91,8 @@ def test_scorpio_decodes_a_loose_session_every_other_step_beside_a_tight_one():
 def test_saturation_closes_and_a_bounded_policy_serves_122_of_240(options, expected):
     """Two arrivals a tick for 120 ticks: 240 requests of two rows in a window of 130 ticks of two rows."""
     sessions = [session(1, 2, at=i // 2, slo=SLO, first_token=1000 + 10 * i) for i in range(240)]
-    played = play(*sessions, policy="least_slack", options=options, max_num_batched_tokens=2, max_num_seqs=256,
+    played = play(*sessions, policy="least_slack", options=options, max_num_batched_tokens=2,
+                  max_num_seqs=256,
                   num_sequences=256, pool_cells=1000)
     ledger = ledger_of(served_sessions(played.run, until_ms=1300.0), window_ms=1300.0)
     demand = sum(len(s.prompt) + s.max_tokens - 1 for s in sessions)
@@ -98,7 +106,8 @@ def test_saturation_closes_and_a_bounded_policy_serves_122_of_240(options, expec
         assert f"{float(ledger.figure('offered_attainment').value):.3%}" == "50.833%"
     else:
         assert ledger.rejected == 0
-        assert ledger.open + ledger.missed >= 110  # 220 rows of excess are 110 requests that cannot be in time
+        # 220 rows of excess are 110 requests that cannot be in time
+        assert ledger.open + ledger.missed >= 110
 
 
 def test_98_values_of_10_and_two_of_500_have_mean_19_8_p95_10_and_p99_500():

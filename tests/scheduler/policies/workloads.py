@@ -10,9 +10,11 @@ TICK_MS = 10.0
 STOP_TOKEN = 7
 
 
-def session(prompt_tokens: int, outputs: int, *, at: int = 0, first_token: int = 1000, hidden: int | None = None,
+def session(prompt_tokens: int, outputs: int, *, at: int = 0, first_token: int = 1000,
+            hidden: int | None = None,
             **fields) -> Session:
-    """A session of ``prompt_tokens`` and at most ``outputs``; ``hidden`` outputs are realised if it is given."""
+    """A session of ``prompt_tokens`` and at most ``outputs``; ``hidden`` outputs are realised if it is given.
+    """
     prompt = tuple(range(first_token, first_token + prompt_tokens))
     stops = (STOP_TOKEN,) if hidden is not None else ()
     return Session(prompt=prompt, max_tokens=outputs, arrival_step=at, stop_token_ids=stops,
@@ -36,7 +38,8 @@ def play(*sessions: Session, policy: str = "fcfs", options: dict | None = None, 
 
 def intervals(played: Replay) -> list[list[tuple[str, int, int]]]:
     """Who ran which rows, per step."""
-    return [[(c.request_id, c.start, c.stop) for c in traced.flight.plan.chunks] for traced in played.run.trace]
+    return [[(c.request_id, c.start, c.stop) for c in traced.flight.plan.chunks]
+            for traced in played.run.trace]
 
 
 def rows_per_step(played: Replay) -> list[dict[str, int]]:
