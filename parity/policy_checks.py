@@ -24,6 +24,8 @@ from parity.store import REPOSITORY
 from parity.strategies import landmark, tokens_of
 from scheduler.limits import Layout
 from scheduler.policies import make_policy, policy_class
+from scheduler.policies.base import Policy
+from scheduler.policies.least_slack import LeastSlack
 from scheduler.records import ServiceLevel
 
 STOP_TOKEN = 1 << 29  # no token of a prompt, and never sampled by chance
@@ -117,17 +119,15 @@ def check_service(policy: str) -> Iterable[str]:
     played = replay(busy_case(policy, faults=faults))
     made = played.scheduler.policy
     published = made.published_service(played.scheduler.policy_memory)
-    if published is not None:
-        yield from check_published_service(played.run, published, input_weight=made.input_weight,
-                                           output_weight=made.output_weight)
+    yield from check_published_service(played.run, published, input_weight=made.input_weight,
+                                       output_weight=made.output_weight)
 
 
 def check_clocks(policy: str) -> Iterable[str]:
     """Deadline orders count from the original clocks, across preemptions."""
-    if policy == "least_slack":
-        faults = tuple(Fault(kind=FaultKind.PREEMPT, step=step, session=step % 5) for step in (6, 9, 14))
-        played = replay(busy_case(policy, faults=faults))
-        yield from check_original_clocks(played.run, played.scheduler.policy.cost)
+    faults = tuple(Fault(kind=FaultKind.PREEMPT, step=step, session=step % 5) for step in (6, 9, 14))
+    played = replay(busy_case(policy, faults=faults))
+    yield from check_original_clocks(played.run, played.scheduler.policy.cost)
 
 
 def check_progress(policy: str) -> Iterable[str]:
@@ -146,10 +146,18 @@ CHECKS: dict[str, Callable[[str], Iterable[str]]] = {
 }
 
 
+def applies(name: str, policy: str) -> bool:
+    """Whether a check has anything to look at: service that is published, keys that are slack."""
+    kind = policy_class(policy)
+    if name == "completed service":
+        return kind.published_service is not Policy.published_service
+    return name != "original clocks" or issubclass(kind, LeastSlack)
+
+
 def check_policy(policy: str) -> list[Check]:
     """All checks of one policy that need no other process."""
     make_policy(policy)
-    return [Check(policy, name, tuple(check(policy))) for name, check in CHECKS.items()]
+    return [Check(policy, name, tuple(check(policy))) for name, check in CHECKS.items() if applies(name, policy)]
 
 
 def print_digests(policies: list[str]) -> None:

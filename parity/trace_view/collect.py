@@ -105,17 +105,13 @@ def _lane(run: Run, index: int, bars: tuple[Bar, ...], marks: list[Mark]) -> Lan
                 prompt_tokens=len(session.prompt), max_tokens=session.max_tokens, arrival=session.arrival_step,
                 first=own[0] if own else None, end=end, reason=reason,
                 outputs=len(completion.tokens) if completion else 0,
-                suspensions=_suspensions(own, [m.step for m in marks if m.session == index and m.kind == "resume"]))
+                suspensions=_suspensions([bar for bar in bars if bar.session == index]))
 
 
-def _suspensions(own: list[int], resumes: list[int]) -> tuple[tuple[int, int], ...]:
-    """From the step after a session's last rows to the step that resumed it."""
-    ranges = []
-    for resume in resumes:
-        before = [step for step in own if step < resume]
-        if before:
-            ranges.append((before[-1] + 1, resume))
-    return tuple((start, stop) for start, stop in ranges if start <= stop)
+def _suspensions(own: list[Bar]) -> tuple[tuple[int, int], ...]:
+    """From the step after a session's last rows to the step that began to compute some of them again."""
+    return tuple((before.step + 1, bar.step) for before, bar in zip(own, own[1:], strict=False)
+                 if bar.start < before.stop or not before.completed)
 
 
 ENGINES: dict[str, Callable[[Case], TraceView]] = {"exact": view_of_exact_run, "real": view_of_real_run}
