@@ -1,0 +1,164 @@
+"""``parity peers``: the same work on ours and on others, in one run, alternating; ratios are printed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from parity.bench import peers
+from parity.commands.cutover import concurrencies
+from parity.errors import ExitCode, UsageError
+from parity.provenance import provenance_line
+from parity.serve.options import engine_options, settings_from
+from parity.serve.served_model import EngineSettings, open_served
+from parity.store import save_text
+
+
+@click.command()
+@engine_options
+@click.option(
+    "--against",
+    "kinds",
+    multiple=True,
+    type=click.Choice(["raw", "layouts", "server"]),
+    help="raw llama_decode, other layouts, another server (repeatable).  [default: raw]",
+)
+@click.option("--llama-server", type=click.Path(path_type=Path), help="Binary to start for --against server.")
+@click.option("--peer-url", metavar="URL", help="A server that runs already, instead of --llama-server.")
+@click.option("--peer-model", help="The model's name there.  [default: MODEL]")
+@click.option("--concurrency", "counts", default="32", show_default=True, metavar="N,N,...")
+@click.option("--input-lens", default="32", show_default=True, metavar="TOKENS,...", help="Prompt lengths.")
+@click.option("--output-len", default=64, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--pairs", default=3, show_default=True, type=click.IntRange(1), help="Alternating runs per ratio."
+)
+@click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows here."
+)
+def command(
+    model: str,
+    kinds: tuple[str, ...],
+    counts: str,
+    input_lens: str,
+    output_len: int,
+    pairs: int,
+    seed: int,
+    llama_server: Path | None,
+    peer_url: str | None,
+    peer_model: str | None,
+    json_path: Path | None,
+    **options: Any,
+) -> ExitCode:
+    """Compare MODEL on our scheduler with peers; numbers of different runs are never compared.
+
+    \b
+    raw       the same native calls, recorded from a run, with no scheduler: the physical limit
+    layouts   the price of exactness: unified against stock and streams, flash attention on and off;
+              issue: --against layouts --concurrency 1,8,32 --input-lens 32,200
+    server    llama-server with the same model, threads, context, slots and KV type, both over HTTP with
+              streaming clients: --llama-server /path/to/llama-server (build llama.cpp at the commit of
+              `parity doctor`), or --peer-url for a server that runs already
+    """
+    settings = settings_from(model, options)
+    concurrency = concurrencies(counts)
+    settings = with_room(settings, max(concurrency))
+    lengths = concurrencies(input_lens)
+    click.echo(provenance_line(seed))
+    rows: list[peers.PeerRow] = []
+    with Console(stderr=True).status("starting") as status:
+        for kind in dict.fromkeys(kinds or ("raw",)):
+            if kind == "layouts":
+                workloads = [peers.workload_of(n, output_len, 1, seed) for n in lengths]
+                rows += peers.price_rows(settings, workloads, concurrency, pairs, status.update)
+                continue
+            works = [
+                (peers.workload_of(length, output_len, 2 * n, seed), n)
+                for length in lengths
+                for n in concurrency
+            ]
+            if kind == "raw":
+                rows += raw_rows(settings, works, pairs)
+            else:
+                rows += server_rows(settings, works, pairs, llama_server, peer_url, peer_model or model)
+    Console(width=150).print(rows_table(rows))
+    if json_path is not None:
+        save_text(json_path, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    return ExitCode.PASS
+
+
+def with_room(settings: EngineSettings, most: int) -> EngineSettings:
+    """Lanes for the largest concurrency."""
+    return replace(settings, max_num_seqs=max(settings.max_num_seqs, most))
+
+
+def raw_rows(settings: EngineSettings, works: list, pairs: int) -> list[peers.PeerRow]:
+    """A row per workload against raw calls."""
+    served = open_served(settings)
+    try:
+        return [peers.raw_row(served, workload, n, pairs) for workload, n in works]
+    finally:
+        served.close()
+
+
+def server_rows(
+    settings: EngineSettings,
+    works: list,
+    pairs: int,
+    binary: Path | None,
+    peer_url: str | None,
+    peer_model: str,
+) -> list[peers.PeerRow]:
+    """A row per workload against another server. Raises ``UsageError``."""
+    if (binary is None) == (peer_url is None):
+        raise UsageError(
+            "--against server needs one of --llama-server and --peer-url",
+            todo="point --llama-server at a llama-server binary",
+        )
+    with contextlib.ExitStack() as stack:
+        port = peers.free_port()
+        ours_url = stack.enter_context(
+            peers.running_server(peers.own_server_command(settings, port), f"http://127.0.0.1:{port}")
+        )
+        if binary is not None:
+            port = peers.free_port()
+            command = peers.llama_server_command(binary, settings, port)
+            peer_url = stack.enter_context(peers.running_server(command, f"http://127.0.0.1:{port}"))
+        name = "llama-server" if binary is not None else peer_url
+        return [
+            peers.server_row(
+                settings,
+                workload,
+                n,
+                pairs,
+                ours_url=ours_url,
+                peer_url=peer_url,
+                peer_name=name,
+                peer_model=peer_model,
+            )
+            for workload, n in works
+        ]
+
+
+def rows_table(rows: list[peers.PeerRow]) -> Table:
+    """Rows as a table."""
+    table = Table("model", "peer", "N", "prompt", "ours, tokens/s", "peer, tokens/s", "ours / peer", "note")
+    for row in rows:
+        table.add_row(
+            row.model,
+            row.peer,
+            str(row.concurrency),
+            str(row.input_len),
+            f"{row.ours_tokens_per_s:.4g}",
+            f"{row.peer_tokens_per_s:.4g}",
+            f"{row.ratio:.3f}",
+            row.note,
+        )
+    return table
