@@ -66,6 +66,18 @@ def explain(
     }
 
 
+def by_prompt_and_errors(asked: Sequence[Asked], prompts: int) -> tuple[dict[int, list[Asked]], list[str]]:
+    """Answers per prompt in the order of asking, and one line per question that got none."""
+    by_prompt: dict[int, list[Asked]] = {index: [] for index in range(prompts)}
+    errors = []
+    for item in asked:
+        if item.answer.error:
+            errors.append(f"prompt {item.prompt}, round {item.round!r}: {item.answer.error}")
+        else:
+            by_prompt[item.prompt].append(item)
+    return by_prompt, errors
+
+
 def judge(
     asked: Sequence[Asked],
     *,
@@ -77,13 +89,7 @@ def judge(
 ) -> tuple[Verdict, dict[str, Any]]:
     """Verdict and report. A prompt that is not stable alone is a failure of its own and is not compared under
     load."""
-    by_prompt: dict[int, list[Asked]] = {index: [] for index in range(prompts)}
-    errors = []
-    for item in asked:
-        if item.answer.error:
-            errors.append(f"prompt {item.prompt}, round {item.round!r}: {item.answer.error}")
-        else:
-            by_prompt[item.prompt].append(item)
+    by_prompt, errors = by_prompt_and_errors(asked, prompts)
     divergences: list[dict[str, Any]] = []
     stable = differ_alone = differ_load = differ_logprobs = compared = 0
     most_distinct, distance = 0, 0.0

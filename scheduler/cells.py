@@ -1,8 +1,10 @@
-"""Ordered cell allocator: a session's cells have increasing index in position order, whoever its neighbours are.
+"""Ordered cell allocator: a session's cells have increasing index in position order, whoever its neighbours
+are.
 
-The engine takes the lowest empty cells, so no unwanted empty cell may exist below a target. Cells of a finished session
-therefore stay occupied under its *retired* id and are freed one by one, exactly when a row is placed into them. Sets of
-cells are integers used as bit masks: bit i is cell i. In ``streams`` each id has its own part of the numbers, in
+The engine takes the lowest empty cells, so no unwanted empty cell may exist below a target. Cells of a
+finished session therefore stay occupied under its *retired* id and are freed one by one, exactly when a row
+is placed into them. Sets of cells are integers used as bit masks: bit i is cell i. In ``streams`` each id has
+its own part of the numbers, in
 ``stock`` the engine places rows and cells are only counted.
 """
 
@@ -29,7 +31,9 @@ class Owner:
 
 
 def split_rows(count: int, width: int) -> list[int]:
-    """Call sizes for ``count`` rows: at most ``width`` each, and no last call of one row unless ``count`` is 1."""
+    """Call sizes for ``count`` rows: at most ``width`` each, and no last call of one row unless ``count`` is
+    1.
+    """
     sizes = [width] * (count // width)
     rest = count % width
     if rest == 1 and sizes and width > 2:
@@ -58,7 +62,8 @@ class CellPool:
         self.ordered = limits.layout is Layout.UNIFIED
         self.stream_cells = limits.max_session_rows if limits.layout is Layout.STREAMS else 0
         self.first_cell = 1 if limits.pads else 0
-        self.everything = ((1 << (self.stream_cells * limits.num_sequences or limits.num_cells)) - 1) << self.first_cell
+        self.everything = ((1 << (self.stream_cells * limits.num_sequences or limits.num_cells))
+                           - 1) << self.first_cell
         self.owners: dict[int, Owner] = {}
         self.clear()
         self.pending.clear()
@@ -87,7 +92,9 @@ class CellPool:
         return self.everything.bit_count() - self.available.bit_count()
 
     def room_after(self, seq_id: int, count: int, also: int = 0) -> int:
-        """Rows that could follow the first ``count`` rows of a sequence, cells of ``also`` taken for available."""
+        """Rows that could follow the first ``count`` rows of a sequence, cells of ``also`` taken for
+        available.
+        """
         if self.stream_cells:
             return self.stream_cells - count
         above = self.owners[seq_id].cells[count - 1] if self.ordered and count else -1
@@ -115,7 +122,9 @@ class CellPool:
             raise AssertionError(f"cells lost or doubled: {bin(self.everything ^ live ^ self.available)}")
         ids = len(self.owners) + len(self.retired_left) + len(self.free_ids) + self.first_cell
         if ids != self.limits.num_sequences or len(self.retired) != sum(self.retired_left.values()):
-            raise AssertionError(f"{ids} ids for {self.limits.num_sequences}, {len(self.retired)} retired cells")
+            raise AssertionError(
+                f"{ids} ids for {self.limits.num_sequences}, {len(self.retired)} retired cells"
+            )
 
     # -- sequences
 
@@ -126,7 +135,9 @@ class CellPool:
         return seq_id
 
     def share(self, source: int, count: int) -> int:
-        """A new sequence that owns the first ``count`` cells of ``source`` too; streams copy the whole of it instead."""
+        """A new sequence that owns the first ``count`` cells of ``source`` too; streams copy the whole of it
+        instead.
+        """
         seq_id = self.open()
         owner = self.owners[seq_id]
         if self.stream_cells:
@@ -141,7 +152,9 @@ class CellPool:
         return seq_id
 
     def retire(self, seq_id: int) -> None:
-        """End a sequence: in ordered pools, cells that nobody else owns stay under the id and become available."""
+        """End a sequence: in ordered pools, cells that nobody else owns stay under the id and become
+        available.
+        """
         shared = self.others_mask(seq_id)
         owner = self.owners.pop(seq_id)
         self.available |= owner.mask & ~shared
@@ -189,8 +202,8 @@ class CellPool:
     def place(self, chunks: list[Chunk]) -> int | None:
         """Reserve cells for every chunk, in the order of the calls; None, or the sequence that finds none.
 
-        Recurrent contexts split a call into groups of equal length, so each call gets one group: all single rows
-        together, each longer chunk alone. Undone by ``undo``, made final by ``take_calls``.
+        Recurrent contexts split a call into groups of equal length, so each call gets one group: all single
+        rows together, each longer chunk alone. Undone by ``undo``, made final by ``take_calls``.
         """
         self._groups = [chunks] if chunks else []
         if self.limits.recurrent and self.ordered:

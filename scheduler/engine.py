@@ -1,7 +1,10 @@
-"""The seam between scheduler and engine: batches and memory operations go down, an ``IterationResult`` comes up.
+"""The seam between scheduler and engine: batches and memory operations go down, an ``IterationResult`` comes
+up.
 
-To plug in an engine, implement ``Engine``. To plug in a scheduler, offer what ``scheduler.loop.Scheduler`` offers:
-``submit``, ``cancel``, ``preempt``, ``step`` (or ``begin``, ``finish``, ``fail``), ``take_completions``, ``is_idle``.
+To plug in an engine, implement ``Engine``. To plug in a scheduler, offer what ``scheduler.loop.Scheduler``
+offers:
+``submit``, ``cancel``, ``preempt``, ``step`` (or ``begin``, ``finish``, ``fail``), ``take_completions``,
+``is_idle``.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ class OpKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryOp:
-    """One operation on positions ``[start, stop)`` of ``seq_id`` (-1: open end); COPY reads from ``source``."""
+    """One operation on positions ``[start, stop)`` of ``seq_id`` (-1: open end); COPY reads from ``source``.
+    """
 
     kind: OpKind
     seq_id: int = -1
@@ -39,7 +43,8 @@ class MemoryOp:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One native decode call: first ``ops`` in order, then rows. ``rows[i]`` indexes the batch, or is ``PAD_ROW``;
+    """One native decode call: first ``ops`` in order, then rows. ``rows[i]`` indexes the batch, or is
+    ``PAD_ROW``;
     ``cells[i]`` is where row i must land (-1: the engine's choice).
     """
 
@@ -61,8 +66,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's rows in plan order (``offsets[i]:offsets[i + 1]`` are those of chunk i; ``tokens`` and ``positions``
-    have one int a row), and per stage the calls that compute them. The rest has one value per chunk.
+    """One step's rows in plan order (``offsets[i]:offsets[i + 1]`` are those of chunk i; ``tokens`` and
+    ``positions`` have one int a row), and per stage the calls that compute them. The rest has one value per
+    chunk.
     """
 
     tokens: tuple[int, ...]
@@ -76,7 +82,9 @@ class Batch:
 
 
 class EngineFailure(Exception):
-    """A step that the engine could not run: its memory is in doubt, so the scheduler clears it and rebuilds all."""
+    """A step that the engine could not run: its memory is in doubt, so the scheduler clears it and rebuilds
+    all.
+    """
 
 
 class Engine(Protocol):
@@ -96,7 +104,8 @@ def completed_result(plan: IterationPlan, batch: Batch, tokens: Sequence[int], *
     """The result of a batch that ran whole; ``tokens[i]`` answers ``batch.samples[i]``."""
     emitted = {sample.request_id: token for sample, token in zip(batch.samples, tokens, strict=True)}
     chunks, debits = [], {}
-    for chunk, epoch, client, committed in zip(plan.chunks, batch.epochs, batch.clients, batch.committed, strict=True):
+    for chunk, epoch, client, committed in zip(plan.chunks, batch.epochs, batch.clients, batch.committed,
+                                               strict=True):
         request_id, start, stop = chunk.request_id, chunk.start, chunk.stop
         chunks.append(ChunkResult(request_id, chunk.generation, epoch, start, stop, emitted.get(request_id)))
         if start >= committed:  # a rebuild is overhead, not service

@@ -1,4 +1,5 @@
-"""The only definition of a legal plan and a legal result (``resume`` has that of a legal resume); always on."""
+"""The only definition of a legal plan and a legal result (``resume`` has that of a legal resume); always on.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from scheduler.records import (
-    TERMINAL, IllegalTransition, IntentKind, IterationPlan, IterationResult, Phase, PlannedChunk, SchedulerState,
+    TERMINAL, IllegalTransition, IntentKind, IterationPlan, IterationResult, Phase, PlannedChunk,
+    SchedulerState,
     SessionState, SessionView,
 )
 
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 _ENTRY_INTENT = {SessionState.WAITING: IntentKind.ADMIT, SessionState.SUSPENDED: IntentKind.RESUME}
 _INTENT_STATES = {
     IntentKind.ADMIT: (SessionState.WAITING,), IntentKind.RESUME: (SessionState.SUSPENDED,),
-    IntentKind.REJECT: (SessionState.WAITING, SessionState.SUSPENDED), IntentKind.PREEMPT: (SessionState.RUNNING,),
+    IntentKind.REJECT: (SessionState.WAITING, SessionState.SUSPENDED),
+    IntentKind.PREEMPT: (SessionState.RUNNING,),
     IntentKind.DEFER: (SessionState.WAITING, SessionState.SUSPENDED),
 }
 
@@ -67,7 +70,8 @@ def validate_plan(state: SchedulerState, plan: IterationPlan, policy: Policy) ->
     _require(len(planned) <= state.max_num_seqs, "sequence budget exceeded", len(planned))
     keys = tuple(policy.order_key(state, state.views[request_id]) for request_id in planned)
     _require(keys == plan.order, "forged order evidence", plan.order)
-    _require(all(a <= b for a, b in zip(keys, keys[1:], strict=False)), "chunks out of the order of their keys", keys)
+    _require(all(a <= b for a, b in zip(keys, keys[1:], strict=False)),
+             "chunks out of the order of their keys", keys)
 
 
 def _check_chunk(state: SchedulerState, chunk: PlannedChunk, intent: IntentKind | None) -> None:
@@ -89,7 +93,8 @@ def _check_chunk(state: SchedulerState, chunk: PlannedChunk, intent: IntentKind 
 
 def validate_result(plan: IterationPlan, result: IterationResult, views: Mapping[str, SessionView],
                     *, now_ms: float) -> None:
-    """Raise ``IllegalTransition`` unless ``result`` is a possible outcome of ``plan``, launched at ``now_ms``.
+    """Raise ``IllegalTransition`` unless ``result`` is a possible outcome of ``plan``, launched at
+    ``now_ms``.
 
     ``views`` are the sessions as they were when the plan was executed (waiting ones already admitted).
     """
@@ -100,8 +105,10 @@ def validate_result(plan: IterationPlan, result: IterationResult, views: Mapping
     debits: dict[str, int] = {}
     for item in result.chunks:
         chunk = planned.pop(item.request_id, None)
-        _require(chunk is not None and chunk.generation == item.generation, "result completes unplanned work", item)
-        _require(item.before == chunk.start <= item.after <= chunk.stop, "progress outside the planned interval", item)
+        _require(chunk is not None and chunk.generation == item.generation, "result completes unplanned work",
+                 item)
+        _require(item.before == chunk.start <= item.after <= chunk.stop,
+                 "progress outside the planned interval", item)
         view, rows = views[item.request_id], item.after - item.before
         phase = view.phase_at(item.before)
         emits = phase is Phase.DECODE or (phase is Phase.PREFILL and item.after == view.num_prompt_tokens)
@@ -110,4 +117,5 @@ def validate_result(plan: IterationPlan, result: IterationResult, views: Mapping
         if phase is not Phase.REBUILD and rows:
             client = view.request.client_id
             debits[client] = debits.get(client, 0) + rows
-    _require(dict(result.debits) == debits, "debits are not the completed prefill and decode rows", result.debits)
+    _require(dict(result.debits) == debits, "debits are not the completed prefill and decode rows",
+             result.debits)

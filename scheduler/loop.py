@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from types import MappingProxyType
 
-from scheduler.engine import Batch, Engine, EngineFailure, Sample
+from scheduler.engine import Engine, EngineFailure
+from scheduler.flight import Flight, compose_batch, plan_without
 from scheduler.legality import validate_plan, validate_result
 from scheduler.limits import StepLimits
 from scheduler.memory import Memory
 from scheduler.policies.base import Policy
 from scheduler.records import (
-    BudgetLedger, ChunkResult, Completion, FinishReason, IllegalTransition, IntentKind, IterationPlan, IterationResult,
+    ChunkResult, Completion, FinishReason, IllegalTransition, IntentKind, IterationPlan, IterationResult,
     Phase, Refusal, Request, SchedulerState, SessionState, SessionView,
 )
-from scheduler.resume import PreemptionIntent, ReleaseReceipt, issue_ticket, preservation_receipt, suspension_key
+from scheduler.resume import (
+    PreemptionIntent, ReleaseReceipt, issue_ticket, preservation_receipt, suspension_key,
+)
 from scheduler.sessions import SessionTable
 from scheduler.telemetry import StepRecord
 
@@ -27,19 +29,9 @@ class NoProgress(Exception):
     """A bounded number of steps passed without any progress; the message names the session at the head."""
 
 
-@dataclass(slots=True)
-class Flight:
-    """A step between launch and commit. ``views`` are the planned sessions as they were at launch."""
-
-    plan: IterationPlan
-    batch: Batch
-    views: dict[str, SessionView]
-    started_ms: float
-    late: dict[str, str] = field(default_factory=dict)  # request id -> "cancel" or "preempt", asked for in flight
-
-
 class Scheduler:
-    """Serves sessions from one shared pool per stage. Time comes in as ``now_ms``; nothing here reads a clock.
+    """Serves sessions from one shared pool per stage. Time comes in as ``now_ms``; nothing here reads a
+    clock.
 
     ``observer(flight, result)`` is called after every executed step: the trace.
     """
@@ -57,11 +49,15 @@ class Scheduler:
     # -- the door
 
     def submit(self, request: Request, now_ms: float) -> Refusal | None:
-        """Accept a request (None) or refuse it, typed. Raises ``IllegalTransition`` for an id that is in use."""
+        """Accept a request (None) or refuse it, typed.
+
+        Raises ``IllegalTransition`` for an id that is in use.
+        """
         name, rows, most = request.request_id, request.num_rows, self.memory.max_session_rows
         refusal = None
         if rows > most:
-            refusal = Refusal(name, f"needs {rows} cells, an empty pool gives one session {most}", False, rows, most)
+            refusal = Refusal(name, f"needs {rows} cells, an empty pool gives one session {most}", False,
+                              rows, most)
         elif len(self.table.waiting) >= self.steps.max_waiting:
             refusal = Refusal(name, f"queue is full with {self.steps.max_waiting} requests", True, 1)
         elif (reason := self.policy.refuse(self.state(now_ms), request)) is not None:
@@ -72,7 +68,10 @@ class Scheduler:
         return refusal
 
     def cancel(self, request_id: str, now_ms: float) -> bool:
-        """End a session in whatever state it is; False if it is not live. What it has in flight will be dropped."""
+        """End a session in whatever state it is; False if it is not live.
+
+        What it has in flight will be dropped.
+        """
         view, flight = self.table.views.get(request_id), self._flight
         if view is None or (flight is not None and flight.late.get(request_id) == "cancel"):
             return False
@@ -111,7 +110,8 @@ class Scheduler:
     def state(self, now_ms: float) -> SchedulerState:
         """What policies see now."""
         table, steps = self.table, self.steps
-        return SchedulerState(self._decision, table.version, now_ms, table.waiting.keys(), table.running.keys(),
+        return SchedulerState(self._decision, table.version, now_ms, table.waiting.keys(),
+                              table.running.keys(),
                               table.suspended.keys(), MappingProxyType(table.views), self.memory,
                               steps.max_num_batched_tokens, steps.max_num_seqs, steps.max_chunk_tokens,
                               MappingProxyType(table.service), self.policy_memory)
@@ -138,19 +138,15 @@ class Scheduler:
         self.policy_memory = self.policy.planned(state, plan)
         plan = self._fit(self._admit(plan, now_ms), now_ms)
         views = {chunk.request_id: self.table.views[chunk.request_id] for chunk in plan.chunks}
-        self._flight = Flight(plan, self._compose(plan, views), views, now_ms)
-        self._gauge_memory()
+        batch = compose_batch(plan, views, self.table.outputs, self.memory.take_calls())
+        self._flight = Flight(plan, batch, views, now_ms)
+        self._record.measure(self.memory.counts())  # when rows are placed the pool is fullest
         return self._flight
 
-    def _gauge_memory(self) -> None:
-        """Memory is measured when the step's rows are placed: that is when the pool is fullest."""
-        record, counts = self._record, self.memory.counts()
-        record.cells_used, record.cells_available = counts.cells_used, counts.cells_available
-        record.cells_shared, record.ids_retired = counts.cells_shared, counts.ids_retired
-        record.slots_used = counts.sequences_used
-
     def _admit(self, plan: IterationPlan, now_ms: float) -> IterationPlan:
-        """Carry out the plan's intents; a session whose shared prefix changed meanwhile is left for the next step."""
+        """Carry out the plan's intents; a session whose shared prefix changed meanwhile is left for the next
+        step.
+        """
         starts = {chunk.request_id: chunk.start for chunk in plan.chunks}
         for intent in plan.intents:
             view = self.table.views[intent.request_id]
@@ -162,7 +158,7 @@ class Scheduler:
             elif intent.kind is IntentKind.DEFER:
                 continue
             elif self.memory.cached_tokens(view) != starts[view.request_id] or not self._enter(view, now_ms):
-                plan = _without(plan, [view.request_id])
+                plan = plan_without(plan, [view.request_id])
         return plan
 
     def _enter(self, view: SessionView, now_ms: float) -> bool:
@@ -172,7 +168,8 @@ class Scheduler:
             return False
         record, ticket = self._record, None
         if view.state is SessionState.SUSPENDED:
-            ticket = issue_ticket(view, self.table.releases[view.request_id], preservation_receipt(view, cached),
+            ticket = issue_ticket(view, self.table.releases[view.request_id],
+                                  preservation_receipt(view, cached),
                                   allocation_ready=True, stages_ready=view.ready)
         record.resumed += ticket is not None
         record.admitted += ticket is None
@@ -184,7 +181,9 @@ class Scheduler:
         return True
 
     def _fit(self, plan: IterationPlan, now_ms: float) -> IterationPlan:
-        """Make room for every chunk: evict idle prefixes, then preempt; a victim in the plan is unwound whole."""
+        """Make room for every chunk: evict idle prefixes, then preempt; a victim in the plan is unwound
+        whole.
+        """
         while True:
             rows, first = [], 0
             for chunk in plan.chunks:
@@ -203,27 +202,7 @@ class Scheduler:
                 victim, kept = self.policy.choose_victim(self.state(now_ms), requester), 0
             if victim is not None:
                 self._suspend(self.table.views[victim], now_ms, kept=kept)
-            plan = _without(plan, self.policy.unwind(plan, names.index(blocked), victim))
-
-    def _compose(self, plan: IterationPlan, views: dict[str, SessionView]) -> Batch:
-        tokens: list[int] = []
-        positions: list[int] = []
-        offsets, samples = [0], []
-        for chunk, view in zip(plan.chunks, views.values(), strict=True):
-            start, stop, request = chunk.start, chunk.stop, view.request
-            count = len(request.prompt)
-            tokens += request.prompt[start:stop]
-            if stop > count:
-                tokens += self.table.outputs[chunk.request_id][max(start - count, 0):stop - count]
-            positions += range(start, stop)
-            offsets.append(len(positions))
-            phase = view.phase_at(start)
-            if phase is Phase.DECODE or (phase is Phase.PREFILL and stop == count):
-                samples.append(Sample(len(positions) - 1, chunk.request_id, stop, request.sampling))
-        return Batch(tuple(tokens), tuple(positions), tuple(offsets), tuple(samples),
-                     tuple([view.epoch for view in views.values()]),
-                     tuple([view.request.client_id for view in views.values()]),
-                     tuple([view.committed for view in views.values()]), self.memory.take_calls())
+            plan = plan_without(plan, self.policy.unwind(plan, names.index(blocked), victim))
 
     # -- after the engine
 
@@ -274,7 +253,8 @@ class Scheduler:
             (self.cancel if what == "cancel" else self.preempt)(request_id, now_ms)
 
     def fail(self, failure: EngineFailure, now_ms: float) -> StepRecord:
-        """The engine broke off: its memory is in doubt, so every running session is suspended and the pool cleared.
+        """The engine broke off: its memory is in doubt, so every running session is suspended and the pool
+        cleared.
 
         After ``MAX_ENGINE_FAILURES`` steps in a row the sessions of the failing plan end with a typed error.
         """
@@ -315,7 +295,11 @@ class Scheduler:
             self._apply_pending()
         memory.check_conservation()
         record.step, record.now_ms, record.step_ms = self._decision, now_ms, now_ms - flight.started_ms
-        record.running, record.waiting, record.suspended = len(table.running), len(table.waiting), len(table.suspended)
+        record.running, record.waiting, record.suspended = (
+            len(table.running),
+            len(table.waiting),
+            len(table.suspended),
+        )
         record.calls = sum(map(len, flight.batch.stages))
         self._record = StepRecord()
         return record
@@ -341,7 +325,8 @@ class Scheduler:
         self._record.preempted += 1
         self._observe("preempted", suspended, now_ms)
         if kept:
-            ticket = issue_ticket(suspended, receipt, preservation_receipt(suspended, kept), allocation_ready=True,
+            ticket = issue_ticket(suspended, receipt, preservation_receipt(suspended, kept),
+                                  allocation_ready=True,
                                   stages_ready=suspended.ready)
             self._record.resumed += 1
             self._observe("resumed", table.apply_entry(request_id, kept, ticket), now_ms)
@@ -361,13 +346,3 @@ class Scheduler:
 
     def _observe(self, event: str, view: SessionView, now_ms: float, amount: int = 0) -> None:
         self.policy_memory = self.policy.observe(self.policy_memory, event, view, now_ms, amount)
-
-
-def _without(plan: IterationPlan, request_ids: Collection[str]) -> IterationPlan:
-    """The plan less whole sessions, its ledger and evidence recounted."""
-    kept = [i for i, chunk in enumerate(plan.chunks) if chunk.request_id not in request_ids]
-    chunks = tuple(plan.chunks[i] for i in kept)
-    ledger = BudgetLedger(plan.ledger.max_num_batched_tokens, plan.ledger.max_num_seqs,
-                          sum(chunk.stop - chunk.start for chunk in chunks), len(chunks))
-    return IterationPlan(plan.decision_id, plan.input_version, plan.policy, chunks, ledger, plan.intents,
-                         tuple(plan.order[i] for i in kept))

@@ -1,7 +1,7 @@
 """Memory of all stages together: a session is opened, shared, grown and retired in every stage or in none.
 
-Components are charged by row (attention and window cells) or by sequence (ids, recurrent slots); a session enters only
-if every component of every stage has room, so what policies see is the minimum.
+Components are charged by row (attention and window cells) or by sequence (ids, recurrent slots); a session
+enters only if every component of every stage has room, so what policies see is the minimum.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from scheduler.cells import CellPool
 from scheduler.engine import Call, MemoryOp
-from scheduler.limits import Layout, PoolLimits, Sharing, StepLimits
+from scheduler.limits import PoolLimits, Sharing, StepLimits
 from scheduler.prefix import PrefixCache, PrefixEntry, digest_chain
 from scheduler.records import SessionView
 
@@ -43,7 +43,8 @@ class Memory:
     def __init__(self, pools: Sequence[PoolLimits], steps: StepLimits, *, model_digest: str = "") -> None:
         self.pools = tuple(CellPool(limits) for limits in pools)
         kinds = [limits.sharing for limits in pools] if steps.prefix_cache else [Sharing.NONE]
-        self.sharing = next(kind for kind in (Sharing.NONE, Sharing.WHOLE_STATE, Sharing.POSITIONAL) if kind in kinds)
+        self.sharing = next(kind for kind in (Sharing.NONE, Sharing.WHOLE_STATE, Sharing.POSITIONAL)
+                            if kind in kinds)
         self.model_digest = model_digest
         self.max_session_rows = min(limits.max_session_rows for limits in pools)
         self.prefix = PrefixCache(sharing=self.sharing, block_tokens=steps.prefix_block_tokens,
@@ -54,10 +55,13 @@ class Memory:
     # -- facts for policies
 
     def available_rows(self) -> int:
-        return min(pool.num_available() + self._evictable(stage).bit_count() for stage, pool in enumerate(self.pools))
+        return min(pool.num_available() + self._evictable(stage).bit_count() for stage,
+                   pool in enumerate(self.pools))
 
     def available_sequences(self) -> int:
-        """An evicted entry gives its id back at once, except in ordered pools, where the id retires with its cells."""
+        """An evicted entry gives its id back at once, except in ordered pools, where the id retires with its
+        cells.
+        """
         idle = sum(entry.users == 0 for entry in self.prefix.entries.values())
         return min(len(pool.free_ids) + (0 if pool.ordered else idle) for pool in self.pools)
 
@@ -85,8 +89,8 @@ class Memory:
         return chain
 
     def _hit(self, view: SessionView) -> tuple[PrefixEntry | None, int]:
-        """What a session would share if it entered now. A hit after which its rows would not fit is none: in ordered
-        pools they must lie above the shared ones, and the whole entry stops being evictable.
+        """What a session would share if it entered now. A hit after which its rows would not fit is none: in
+        ordered pools they must lie above the shared ones, and the whole entry stops being evictable.
         """
         if not self.prefix.entries:
             return None, 0
@@ -115,7 +119,8 @@ class Memory:
     # -- sessions
 
     def open(self, view: SessionView) -> int:
-        """Give a session a sequence in every stage, sharing the longest resident prefix; returns the shared tokens.
+        """Give a session a sequence in every stage, sharing the longest resident prefix; returns the shared
+        tokens.
 
         Raises IndexError when a stage has no free id left.
         """
@@ -131,7 +136,8 @@ class Memory:
         if entry is None:
             seq_ids = tuple(pool.open() for pool in self.pools)
         else:
-            seq_ids = tuple(pool.share(source, count) for pool, source in zip(self.pools, entry.seq_ids, strict=True))
+            seq_ids = tuple(pool.share(source, count) for pool,
+                            source in zip(self.pools, entry.seq_ids, strict=True))
         stops: tuple[int, ...] = ()
         if self.sharing is Sharing.WHOLE_STATE:
             stops = self.prefix.state_stops(self._chain(view))
@@ -148,14 +154,16 @@ class Memory:
             pool.retire(seq_id)
 
     def shorten(self, view: SessionView) -> int:
-        """Let go of a session's last rows, as few as leave it room above the rest for all that it may still write;
-        returns how many stay. 0 means that nothing was done: whole states cannot be cut, and a cut needs an id.
+        """Let go of a session's last rows, as few as leave it room above the rest for all that it may still
+        write; returns how many stay. 0 means that nothing was done: whole states cannot be cut, and a cut
+        needs an id.
         """
         residence = self.residences[view.request_id]
         placed = list(zip(self.pools, residence.seq_ids, strict=True))
         if any(pool.limits.recurrent or not pool.ordered or not pool.free_ids for pool in self.pools):
             return 0
-        count = min(pool.rows_to_keep(seq_id, min(view.future_rows, pool.num_available())) for pool, seq_id in placed)
+        count = min(pool.rows_to_keep(seq_id, min(view.future_rows, pool.num_available())) for pool,
+                    seq_id in placed)
         if count:
             residence.seq_ids = tuple(pool.share(seq_id, count) for pool, seq_id in placed)
             for pool, seq_id in placed:
@@ -184,7 +192,8 @@ class Memory:
                                               in zip(self.pools, residence.seq_ids, strict=True)))
 
     def _make_room_for_entry(self, count: int) -> bool:
-        """Entries stay within their number and half the pool, and never take the last free id of a session."""
+        """Entries stay within their number and half the pool, and never take the last free id of a session.
+        """
         half = min(pool.limits.num_cells for pool in self.pools) // 2
         resident = sum(entry.count for entry in self.prefix.entries.values())
         while (len(self.prefix.entries) >= self.prefix.max_entries or resident + count > half
@@ -211,9 +220,12 @@ class Memory:
     # -- rows
 
     def place(self, chunks: Sequence[tuple[str, int, int]]) -> str | None:
-        """Reserve cells for (request id, first row, rows) in every stage: None, or who finds none and nothing stays."""
+        """Reserve cells for (request id, first row, rows) in every stage: None, or who finds none and nothing
+        stays.
+        """
         for stage, pool in enumerate(self.pools):
-            blocked = pool.place([(self.residences[name].seq_ids[stage], first, rows) for name, first, rows in chunks])
+            blocked = pool.place([(self.residences[name].seq_ids[stage], first, rows) for name, first,
+                                  rows in chunks])
             if blocked is not None:
                 for other in self.pools:
                     other.undo()
@@ -243,12 +255,14 @@ class Memory:
             pool.check_conservation()
             if sorted(seq_ids[stage] for seq_ids in known) != sorted(pool.owners):
                 raise AssertionError(f"stage {stage}: live sequences {sorted(pool.owners)} but known {known}")
-        if sum(entry.users for entry in entries) != sum(r.entry is not None for r in self.residences.values()):
+        if sum(entry.users for entry in entries) != sum(r.entry is not None
+                                                        for r in self.residences.values()):
             raise AssertionError("prefix entries and their users disagree")
 
     def counts(self) -> MemoryCounts:
         pool = self.pools[0]
         used = pool.num_used()
         owned = sum(len(owner.cells) for owner in pool.owners.values())
-        return MemoryCounts(used, min(p.num_available() for p in self.pools), owned - used, len(pool.retired_left),
+        return MemoryCounts(used, min(p.num_available() for p in self.pools), owned - used,
+                            len(pool.retired_left),
                             len(pool.owners), len(self.prefix.entries))

@@ -1,7 +1,8 @@
 """Resident prefixes: which leading tokens of a prompt are already in the pool, under which reserved sequence.
 
-Identity is a digest chain over (model digest, token ids), so that equal digests mean equal tokens from position 0 on.
-The cache is a co-tenant of the pool: few entries, least recently used out first, never one in use.
+Identity is a digest chain over (model digest, token ids), so that equal digests mean equal tokens from
+position 0 on. The cache is a co-tenant of the pool: few entries, least recently used out first, never one in
+use.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ def digest_chain(model_digest: str, tokens: tuple[int, ...]) -> tuple[bytes, ...
     """``len(tokens)`` digests of 16 bytes; the i-th identifies the first i + 1 tokens under this model."""
     previous, chain = model_digest.encode(), []
     for token in tokens:
-        previous = hashlib.blake2b(previous + token.to_bytes(8, "little", signed=True), digest_size=16).digest()
+        previous = hashlib.blake2b(previous + token.to_bytes(8, "little", signed=True),
+                                   digest_size=16).digest()
         chain.append(previous)
     return tuple(chain)
 
@@ -43,8 +45,10 @@ class PrefixCache:
     def __init__(self, *, sharing: Sharing, block_tokens: int, max_entries: int) -> None:
         self.sharing, self.block_tokens, self.max_entries = sharing, block_tokens, max_entries
         self.entries: OrderedDict[bytes, PrefixEntry] = OrderedDict()  # by whole prefix; oldest use first
-        self._index: dict[bytes, dict[bytes, None]] = {}  # digest of a usable length -> keys of entries that hold it
-        self._seen: OrderedDict[bytes, None] = OrderedDict()  # prefixes of recent prompts, to find branch points
+        # digest of a usable length -> keys of entries that hold it
+        self._index: dict[bytes, dict[bytes, None]] = {}
+        # prefixes of recent prompts, to find branch points
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def lookup(self, chain: tuple[bytes, ...]) -> tuple[PrefixEntry | None, int]:
         """The entry with the longest usable prefix and its length; at least one token is left to compute."""
@@ -59,11 +63,13 @@ class PrefixCache:
         return self.entries[next(reversed(self._index[chain[count - 1]]))], count
 
     def state_stops(self, chain: tuple[bytes, ...]) -> tuple[int, ...]:
-        """Positions at which a whole state of this prompt is worth keeping, increasing: the last block boundary before
-        the prompt's end, and the last one inside what an earlier prompt had in common with it.
+        """Positions at which a whole state of this prompt is worth keeping, increasing: the last block
+        boundary before the prompt's end, and the last one inside what an earlier prompt had in common with
+        it.
         """
         common = next((n for n in range(len(chain) - 1, 0, -1) if chain[n - 1] in self._seen), 0)
-        stops = dict.fromkeys(limit // self.block_tokens * self.block_tokens for limit in (common, len(chain) - 1))
+        stops = dict.fromkeys(limit // self.block_tokens * self.block_tokens
+                              for limit in (common, len(chain) - 1))
         return tuple(stop for stop in stops if stop)
 
     def note_prompt(self, chain: tuple[bytes, ...]) -> None:

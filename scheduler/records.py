@@ -1,19 +1,22 @@
 """Frozen records of the scheduler; each docstring says who writes them.
 
-Counts of one session: ``p`` prompt tokens, ``e`` emitted tokens, ``c`` computed rows (in the pool now) and ``k``
-committed rows (the furthest frontier ever reached: it survives a preemption and never moves back).
+Counts of one session: ``p`` prompt tokens, ``e`` emitted tokens, ``c`` computed rows (in the pool now) and
+``k`` committed rows (the furthest frontier ever reached: it survives a preemption and never moves back).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
 
 class SessionState(Enum):
-    """Queue states. RUNNING -> PREEMPT_PENDING -> SUSPENDED -> RESUME_PENDING -> RUNNING, and each may end."""
+    """Queue states.
+
+    RUNNING -> PREEMPT_PENDING -> SUSPENDED -> RESUME_PENDING -> RUNNING, and each may end.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -82,7 +85,10 @@ class ServiceLevel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One session's question, written by the caller. Holds no realised output length: that is hidden truth."""
+    """One session's question, written by the caller.
+
+    Holds no realised output length: that is hidden truth.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
@@ -99,7 +105,9 @@ class Request:
         if not self.prompt:
             raise ValueError(f"request {self.request_id}: the prompt is empty")
         if self.max_tokens < 1:
-            raise ValueError(f"request {self.request_id}: max_tokens is {self.max_tokens}, must be at least 1")
+            raise ValueError(
+                f"request {self.request_id}: max_tokens is {self.max_tokens}, must be at least 1"
+            )
 
     @property
     def num_rows(self) -> int:
@@ -115,24 +123,12 @@ class PolicyIdentity:
     version: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadManifest:
-    """All that a caller offers. The scheduler is given ``requests`` alone, never ``hidden_output_tokens``."""
-
-    workload_id: str
-    requests: tuple[Request, ...]
-    policy: PolicyIdentity
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    tie_break: str = "arrival, request id, generation"
-    hidden_output_tokens: Mapping[str, int] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True)
 class SessionView:
     """One session as policies see it; replaced, never changed, by ``scheduler.sessions``.
 
-    ``index`` numbers submissions. ``cached`` counts the tokens that were not computed but there at the last entry.
+    ``index`` numbers submissions. ``cached`` counts the tokens that were not computed but there at the last
+    entry.
     """
 
     request: Request
@@ -174,7 +170,9 @@ class SessionView:
         return Phase.PREFILL if self.emitted == 0 else Phase.DECODE
 
     def limit_at(self, start: int) -> int:
-        """Where an interval from ``start`` must stop: the committed frontier, the prompt's end, or one row on."""
+        """Where an interval from ``start`` must stop: the committed frontier, the prompt's end, or one row
+        on.
+        """
         if start < self.committed:
             return self.committed
         return len(self.request.prompt) if self.emitted == 0 else start + 1
@@ -220,7 +218,9 @@ class SchedulerState:
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
-    """Half-open interval ``[start, stop)`` of one session's tokens, bound to the snapshot it was planned from."""
+    """Half-open interval ``[start, stop)`` of one session's tokens, bound to the snapshot it was planned
+    from.
+    """
 
     request_id: str
     generation: int
@@ -276,7 +276,10 @@ class ChunkResult:
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """Written by an engine. ``debits`` charges completed prefill and decode rows to clients, never a rebuild."""
+    """Written by an engine.
+
+    ``debits`` charges completed prefill and decode rows to clients, never a rebuild.
+    """
 
     decision_id: int
     chunks: tuple[ChunkResult, ...]

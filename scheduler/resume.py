@@ -1,4 +1,5 @@
-"""Preemption as a protocol: intent, release, preservation, ticket; all bound by (request, generation, snapshot, epoch).
+"""Preemption as a protocol: intent, release, preservation, ticket; all bound by (request, generation,
+snapshot, epoch).
 
 The epoch is monotone, so a receipt of an earlier suspension can never satisfy a later one (no ABA).
 """
@@ -49,7 +50,9 @@ class ReleaseReceipt:
 
 @dataclass(frozen=True, slots=True)
 class PreservationReceipt:
-    """Written by the memory: the first ``ready_tokens`` rows can be had without computing them (once promoted)."""
+    """Written by the memory: the first ``ready_tokens`` rows can be had without computing them (once
+    promoted).
+    """
 
     key: SuspensionKey
     kind: Preservation
@@ -80,17 +83,20 @@ def preservation_receipt(view: SessionView, ready_tokens: int) -> PreservationRe
 
 def issue_ticket(view: SessionView, release: ReleaseReceipt, preservation: PreservationReceipt, *,
                  allocation_ready: bool, stages_ready: bool) -> ResumeTicket:
-    """The conjunction that a resume needs. Raises ``IllegalTransition`` naming the first part that is missing.
+    """The conjunction that a resume needs. Raises ``IllegalTransition`` naming the first part that is
+    missing.
 
-    The target is the committed frontier: ``p + e - 1`` once a token was emitted, else what was computed of the prompt,
-    or what others have computed of it meanwhile.
+    The target is the committed frontier: ``p + e - 1`` once a token was emitted, else what was computed of
+    the prompt, or what others have computed of it meanwhile.
     """
     key = suspension_key(view)
     ready = 0 if preservation.kind is Preservation.FAILED else preservation.ready_tokens
     target = max(view.committed, ready) if view.emitted == 0 else view.committed
     for condition, rule in (
-            (view.state in (SessionState.SUSPENDED, SessionState.RESUME_PENDING), "the session is not suspended"),
-            (release.key == key and preservation.key == key, "receipt of another generation, snapshot or epoch"),
+            (view.state in (SessionState.SUSPENDED, SessionState.RESUME_PENDING),
+             "the session is not suspended"),
+            (release.key == key and preservation.key == key,
+             "receipt of another generation, snapshot or epoch"),
             (release.confirmed, "release still pending"),
             (preservation.promoted, "promotion still in flight"),
             (allocation_ready, "allocation not ready"),

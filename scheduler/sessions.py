@@ -1,4 +1,7 @@
-"""The session table: the one module that applies events to session state. Everything here mutates, nothing decides."""
+"""The session table: the one module that applies events to session state.
+
+Everything here mutates, nothing decides.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ MAX_SPENT_GENERATIONS = 65_536  # cancelled ids whose old generations are still 
 
 
 class SessionTable:
-    """Live sessions: their views, their queue, their output. An ended one leaves a ``Completion`` and is forgotten.
+    """Live sessions: their views, their queue, their output. An ended one leaves a ``Completion`` and is
+    forgotten.
 
     Queues are ordered by entry; ``waiting`` gives its head in constant time however long it is.
     """
@@ -33,26 +37,33 @@ class SessionTable:
         self._next_generation: OrderedDict[str, int] = OrderedDict()
 
     def apply_submission(self, request: Request, now_ms: float) -> SessionView:
-        """A new waiting session. Raises ``IllegalTransition`` for an id that is live or a generation that is spent."""
+        """A new waiting session.
+
+        Raises ``IllegalTransition`` for an id that is live or a generation that is spent.
+        """
         request_id = request.request_id
         if request_id in self.views:
             raise IllegalTransition(f"request id is in use: {request_id}")
         if request.generation < self._next_generation.get(request_id, 0):
             raise IllegalTransition(f"generation {request.generation} of {request_id} was cancelled")
-        view = SessionView(request, self._submissions, SessionState.WAITING, 0, 0, 0, 0, 0, 0, True, now_ms, None, None)
+        view = SessionView(request, self._submissions, SessionState.WAITING, 0, 0, 0, 0, 0, 0, True, now_ms,
+                           None, None)
         self._submissions += 1
         self.outputs[request_id] = []
         self.waiting[request_id] = None
         return self._put(view)
 
     def apply_entry(self, request_id: str, cached: int, ticket: ResumeTicket | None) -> SessionView:
-        """WAITING or SUSPENDED -> RUNNING with ``cached`` rows there; a resume needs the ticket of its epoch."""
+        """WAITING or SUSPENDED -> RUNNING with ``cached`` rows there; a resume needs the ticket of its epoch.
+        """
         view = self.views[request_id]
         if view.state is SessionState.SUSPENDED:
             if ticket is None or (ticket.key.request_id, ticket.key.epoch) != (request_id, view.epoch):
                 raise IllegalTransition(f"resume without the ticket of epoch {view.epoch}: {request_id}")
             if ticket.ready_tokens != cached:
-                raise IllegalTransition(f"ticket for {ticket.ready_tokens} rows, {cached} are there: {request_id}")
+                raise IllegalTransition(
+                    f"ticket for {ticket.ready_tokens} rows, {cached} are there: {request_id}"
+                )
             del self.suspended[request_id], self.releases[request_id]
         elif view.state is SessionState.WAITING:
             del self.waiting[request_id]
@@ -79,7 +90,8 @@ class SessionTable:
             client = view.request.client_id
             self.service[client] = self.service.get(client, 0) + computed - item.before
         return self._put(SessionView(
-            view.request, view.index, view.state, emitted, computed, max(view.committed, computed), view.cached,
+            view.request, view.index, view.state, emitted, computed, max(view.committed, computed),
+            view.cached,
             view.version + 1, view.epoch, view.ready, view.submitted_ms, first, last))
 
     def apply_preemption(self, intent: PreemptionIntent) -> SessionView:
@@ -94,11 +106,16 @@ class SessionTable:
     def apply_release(self, receipt: ReleaseReceipt) -> SessionView:
         """PREEMPT_PENDING -> SUSPENDED by a confirmed release of this epoch."""
         view = self.views[receipt.key.request_id]
-        if view.state is not SessionState.PREEMPT_PENDING or receipt.key.epoch != view.epoch or not receipt.confirmed:
+        if (
+            view.state is not SessionState.PREEMPT_PENDING
+            or receipt.key.epoch != view.epoch
+            or not receipt.confirmed
+        ):
             raise IllegalTransition(f"release that does not match the suspension: {receipt}")
         self.releases[view.request_id] = receipt
         self.suspended[view.request_id] = None
-        return self._put(replace(view, state=SessionState.SUSPENDED, computed=0, cached=0, version=view.version + 1))
+        return self._put(replace(view, state=SessionState.SUSPENDED, computed=0, cached=0,
+                                 version=view.version + 1))
 
     def apply_end(self, request_id: str, reason: FinishReason, error: str = "") -> None:
         """Any live state -> its terminal one; exactly one completion per accepted session."""

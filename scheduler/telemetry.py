@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields
 
+from scheduler.memory import MemoryCounts
+
 
 @dataclass(slots=True)
 class StepRecord:
-    """What one step did: counts unless the name says otherwise; ``*_tokens`` are rows computed in this step."""
+    """What one step did: counts unless the name says otherwise; ``*_tokens`` are rows computed in this step.
+    """
 
     step: int = 0
     now_ms: float = 0.0
@@ -38,12 +41,19 @@ class StepRecord:
     step_ms: float = 0.0
     engine_ms: float = 0.0
 
+    def measure(self, counts: MemoryCounts) -> None:
+        """Take over what memory holds now."""
+        self.cells_used, self.cells_available = counts.cells_used, counts.cells_available
+        self.cells_shared, self.ids_retired = counts.cells_shared, counts.ids_retired
+        self.slots_used = counts.sequences_used
+
     def to_json(self) -> str:
         """One line of JSON, keys in declaration order."""
         return json.dumps(asdict(self))
 
 
-GAUGES = ("step", "now_ms", "running", "waiting", "suspended", "cells_used", "cells_available", "cells_shared",
+GAUGES = ("step", "now_ms", "running", "waiting", "suspended", "cells_used", "cells_available",
+          "cells_shared",
           "ids_retired", "slots_used")
 
 

@@ -12,14 +12,15 @@ from scheduler.policies.overload import Overload
 from scheduler.policies.reservation import Reservation
 
 MEASURES = ("dist_goodput",)  # contracts that order no queue
-_NOT_POLICIES = ("base", "contract", "cost", "overload", "reservation", *MEASURES)
+_NOT_POLICIES = ("base", "contract", "cost", "overload", "plan", "reservation", *MEASURES)
 _SEAMS = {"reservation": Reservation, "overload": Overload}
 
 
 def policy_names() -> list[str]:
     """Names of all policies, sorted; a policy lives in the module of its name."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__)
-                  if module.name not in _NOT_POLICIES)
+    return sorted(
+        module.name for module in pkgutil.iter_modules(__path__) if module.name not in _NOT_POLICIES
+    )
 
 
 def make_policy(name: str, **options: object) -> Policy:
@@ -46,8 +47,12 @@ def policy_class(name: str) -> type[Policy]:
         raise ValueError(f"unknown policy {name!r}; known: {', '.join(policy_names())}")
     module = importlib.import_module(f"scheduler.policies.{name}")
     for candidate in vars(module).values():
-        if isinstance(candidate, type) and issubclass(candidate, Policy) \
-                and candidate.__module__ == module.__name__ and candidate.identity.policy_id == name:
+        if (
+            isinstance(candidate, type)
+            and issubclass(candidate, Policy)
+            and candidate.__module__ == module.__name__
+            and candidate.identity.policy_id == name
+        ):
             return candidate
     raise ValueError(f"module scheduler.policies.{name} defines no policy of that name")
 

@@ -24,7 +24,7 @@ class Aging(StaticPriority):
         assumptions=("priorities are finite", "ties go to the earlier arrival", "the session stays eligible"),
         not_reproduced=("a bounded wait for every workload: the trace shows one crossing, no theorem",),
         starvation_free=True,
-        progress="every session, q_age times the spread of priorities after its arrival, if it stays eligible",
+        progress="every eligible session, q_age times the spread of priorities after its arrival",
         source="M5.2 0x09A, age-adjusted priority",
     )
 

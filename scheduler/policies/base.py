@@ -1,7 +1,9 @@
-"""The seams of a policy (ordering, admission, batching, preemption, overload) and the default behind each: FCFS.
+"""The seams of a policy (ordering, admission, batching, preemption, overload) and the default behind each:
+FCFS.
 
-A policy is pure: it reads a ``SchedulerState`` and returns a plan. What it must remember between decisions is a value
-that the loop keeps for it (``start``, ``observe``, ``planned``) and hands back as ``state.policy_memory``.
+A policy is pure: it reads a ``SchedulerState`` and returns a plan. What it must remember between decisions is
+a value that the loop keeps for it (``start``, ``observe``, ``planned``) and hands back as
+``state.policy_memory``.
 """
 
 from __future__ import annotations
@@ -11,19 +13,27 @@ from typing import Any, ClassVar
 
 from scheduler.policies.contract import Contract
 from scheduler.policies.overload import QUEUE, Overload
+from scheduler.policies.plan import PlanBuilder
 from scheduler.policies.reservation import MAXIMUM, Reservation
 from scheduler.records import (
-    BudgetLedger, IntentKind, IterationPlan, Phase, PlannedChunk, PolicyIdentity, QueueIntent, Request,
-    SchedulerState, SessionState, SessionView,
+    IterationPlan,
+    Phase,
+    PolicyIdentity,
+    Request,
+    SchedulerState,
+    SessionState,
+    SessionView,
 )
 
 _RANK = {Phase.DECODE: 0, Phase.REBUILD: 1, Phase.PREFILL: 1}
 
 
 class Policy:
-    """FCFS continuous batching: running decodes, then what they left of the budget to prefills, then new sessions.
+    """FCFS continuous batching: running decodes, then what they left of the budget to prefills, then new
+    sessions.
 
-    Subclasses override single seams. ``identity`` and ``contract`` are part of every plan and of the registry.
+    Subclasses override single seams. ``identity`` and ``contract`` are part of every plan and of the
+    registry.
     """
 
     identity: ClassVar[PolicyIdentity] = PolicyIdentity("fcfs")
@@ -41,30 +51,38 @@ class Policy:
     def observe(self, memory: Any, event: str, view: SessionView, now_ms: float, amount: int = 0) -> Any:
         """The policy's memory after an event.
 
-        Events: ``submitted``, ``admitted``, ``resumed``, ``preempted``, ``prefilled`` and ``decoded`` (``amount``
-        completed rows), ``rebuilt``, ``emitted``, ``finished``, ``cancelled``, ``failed``.
+        Events: ``submitted``, ``admitted``, ``resumed``, ``preempted``, ``prefilled`` and ``decoded``
+        (``amount`` completed rows), ``rebuilt``, ``emitted``, ``finished``, ``cancelled``, ``failed``.
         """
         return memory
 
     def planned(self, state: SchedulerState, plan: IterationPlan) -> Any:
-        """The policy's memory after its plan was accepted. A plan is an intent: no service is charged here."""
+        """The policy's memory after its plan was accepted.
+
+        A plan is an intent: no service is charged here.
+        """
         return state.policy_memory
 
     def published_service(self, memory: Any) -> dict[str, int] | None:
         """Service by client that the policy claims was completed, or None if it claims nothing."""
         return None
 
-    # -- overload ----------------------------------------------------------------------------------------------------
+    # -- overload
+    # ----------------------------------------------------------------------------------------------------
 
     def refuse(self, state: SchedulerState, request: Request) -> str | None:
-        """Why a request is turned away at the door, or None. The loop bounds the queue and refuses misfits."""
+        """Why a request is turned away at the door, or None.
+
+        The loop bounds the queue and refuses misfits.
+        """
         return self.overload.refuse(state, request)
 
     def rejects(self, state: SchedulerState, view: SessionView) -> str | None:
         """Why a waiting session is given up, or None."""
         return self.overload.rejects(state, view)
 
-    # -- ordering ----------------------------------------------------------------------------------------------------
+    # -- ordering
+    # ----------------------------------------------------------------------------------------------------
 
     def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
         """Comparable key; a plan lists its chunks in increasing order of it."""
@@ -73,19 +91,26 @@ class Policy:
         return (2 if view.state is SessionState.SUSPENDED else 3, view.index)
 
     def waiting_order(self, state: SchedulerState) -> Iterable[SessionView]:
-        """Waiting sessions in the order in which they are considered; the default is submission order, lazily."""
+        """Waiting sessions in the order in which they are considered; the default is submission order,
+        lazily.
+        """
         return (state.views[request_id] for request_id in state.waiting)
 
-    # -- admission ---------------------------------------------------------------------------------------------------
+    # -- admission
+    # ---------------------------------------------------------------------------------------------------
 
     def future_rows(self, state: SchedulerState, view: SessionView) -> int:
-        """Rows that the policy keeps free for a session beyond those it has now; the default is its whole need."""
+        """Rows that the policy keeps free for a session beyond those it has now; the default is its whole
+        need.
+        """
         if self.reservation is MAXIMUM:
             return view.future_rows
         return self.reservation.future_rows(view)
 
     def reserved_rows(self, state: SchedulerState, plan: PlanBuilder) -> int:
-        """Available rows that an entering session may not take; asked once a plan, when somebody wants to enter."""
+        """Available rows that an entering session may not take; asked once a plan, when somebody wants to
+        enter.
+        """
         rows = sum(self.future_rows(state, state.views[request_id]) for request_id in state.running)
         return rows + (self.reservation.watermark_rows if state.running else 0)
 
@@ -96,7 +121,8 @@ class Policy:
         """
         return not view.ready
 
-    # -- batching ----------------------------------------------------------------------------------------------------
+    # -- batching
+    # ----------------------------------------------------------------------------------------------------
 
     def chunk_tokens(self, state: SchedulerState, view: SessionView, available: int) -> int:
         """Tokens that one session gets of ``available`` in this step; 0 leaves it out."""
@@ -106,17 +132,22 @@ class Policy:
         """One step's plan: running sessions by key, then suspended ones, then waiting ones while they fit."""
         plan = PlanBuilder(state, self)
         views = state.views
-        running = sorted(((self.order_key(state, view), view.index, view)
-                          for view in map(views.__getitem__, state.running)))
+        running = sorted(
+            (self.order_key(state, view), view.index, view) for view in map(views.__getitem__, state.running)
+        )
         for key, _, view in running:
             plan.add(view, key=key)
-        self.fill(plan, sorted(map(views.__getitem__, state.suspended), key=lambda v: self.order_key(state, v)))
+        self.fill(
+            plan, sorted(map(views.__getitem__, state.suspended), key=lambda v: self.order_key(state, v))
+        )
         if not plan.closed:
             self.fill(plan, self.waiting_order(state))
         return plan.build()
 
     def fill(self, plan: PlanBuilder, views: Iterable[SessionView]) -> None:
-        """Consider sessions in the given order: running ones get a chunk, others enter until the scan is closed."""
+        """Consider sessions in the given order: running ones get a chunk, others enter until the scan is
+        closed.
+        """
         state = plan.state
         for view in views:
             if view.state is SessionState.RUNNING:
@@ -130,10 +161,12 @@ class Policy:
             elif not plan.enter(view) and not self.keeps_scanning(state, view):
                 plan.closed = True
 
-    # -- preemption --------------------------------------------------------------------------------------------------
+    # -- preemption
+    # --------------------------------------------------------------------------------------------------
 
     def choose_victim(self, state: SchedulerState, requester: SessionView) -> str | None:
-        """Who gives up its rows for ``requester``: a running session, possibly itself; None parks the requester.
+        """Who gives up its rows for ``requester``: a running session, possibly itself; None parks the
+        requester.
 
         The default takes the newest session, and none that is older than the requester.
         """
@@ -141,109 +174,7 @@ class Policy:
         return newest.request_id if newest.index > requester.index else None
 
     def unwind(self, plan: IterationPlan, blocked: int, victim: str | None) -> list[str]:
-        """Who leaves the plan when the rows of chunk ``blocked`` cannot be had and ``victim`` was suspended for it."""
-        return [plan.chunks[blocked].request_id if victim is None else victim]
-
-
-class PlanBuilder:
-    """Composes one plan under the budgets; every limit that holds for all policies is applied here, once."""
-
-    def __init__(self, state: SchedulerState, policy: Policy) -> None:
-        self.state, self.policy = state, policy
-        self.tokens_left = state.max_num_batched_tokens
-        self.seqs_left = state.max_num_seqs
-        self.sequences_left: int | None = None  # asked only when somebody wants to enter
-        self.rows_left = 0
-        self.closed = False  # nobody enters any more
-        self.entered: list[SessionView] = []
-        self._pinned: dict[tuple[int, ...], None] = {}
-        self._chunks: list[tuple[tuple, PlannedChunk]] = []
-        self._intents: list[QueueIntent] = []
-
-    def add(self, view: SessionView, *, key: tuple | None = None, limit: int | None = None) -> int:
-        """Give a running session its next chunk, as long as budgets and ``limit`` allow; returns its tokens."""
-        if not view.ready:
-            return 0
-        return self._grant(view, view.computed, limit, key)
-
-    def enter(self, view: SessionView, *, limit: int | None = None, future_rows: int | None = None) -> bool:
-        """Admit or resume a session if every memory component has room for it; False if it must wait.
-
-        ``future_rows`` is what to keep free for it (default: the policy's forecast), its shared rows not counted.
+        """Who leaves the plan when the rows of chunk ``blocked`` cannot be had and ``victim`` was suspended
+        for it.
         """
-        state, memory = self.state, self.state.memory
-        if self.tokens_left < 1 or self.seqs_left < 1 or not view.ready:
-            return False
-        if len(state.running) + len(self.entered) >= state.max_num_seqs:
-            return False
-        if self.sequences_left is None:
-            self.sequences_left = memory.available_sequences()
-            running = sum(_next_rows(state.views[request_id]) for request_id in state.running)
-            self.rows_left = memory.available_rows() - max(self.policy.reserved_rows(state, self), running)
-        cached = memory.cached_tokens(view)
-        need = self.policy.future_rows(state, view) if future_rows is None else future_rows
-        need = max(need, _next_rows(view)) - cached
-        prefix = view.request.prompt[:cached]  # sessions that enter together pin what they share once
-        pinned = memory.pinned_rows(view) if cached and prefix not in self._pinned else 0
-        if self.sequences_left < 1 or max(need, 1) > self.rows_left - pinned:
-            return False
-        if not self._grant(view, cached, limit, None):
-            return False
-        self.sequences_left -= 1
-        self.rows_left -= need + pinned
-        self.entered.append(view)
-        self._pinned[prefix] = None
-        kind = IntentKind.RESUME if view.state is SessionState.SUSPENDED else IntentKind.ADMIT
-        self._intents.append(QueueIntent(kind, view.request_id, view.request.generation))
-        return True
-
-    def reject(self, view: SessionView, reason: str) -> None:
-        """Give up a waiting session for good, with a reason for its caller."""
-        self._intents.append(QueueIntent(IntentKind.REJECT, view.request_id, view.request.generation, reason))
-
-    def preempt(self, view: SessionView, reason: str) -> None:
-        """Suspend a running session that has no chunk in this plan; its rows are free from the next step on."""
-        self._intents.append(QueueIntent(IntentKind.PREEMPT, view.request_id, view.request.generation, reason))
-
-    def defer(self, view: SessionView, reason: str) -> None:
-        """Record that a session was considered and passed over."""
-        self._intents.append(QueueIntent(IntentKind.DEFER, view.request_id, view.request.generation, reason))
-
-    def _grant(self, view: SessionView, start: int, limit: int | None, key: tuple | None) -> int:
-        if self.seqs_left < 1 or self.tokens_left < 1:
-            return 0
-        state = self.state
-        available = min(self.tokens_left, state.max_chunk_tokens)
-        if limit is not None:
-            available = min(available, limit)
-        available = min(available, self.policy.chunk_tokens(state, view, available))
-        stop = min(view.limit_at(start), start + available)
-        if stop - start > 1:
-            stop = state.memory.chunk_stop(view, start=start, stop=stop)
-        if stop <= start:
-            return 0
-        if key is None:
-            key = self.policy.order_key(state, view)
-        request = view.request
-        self._chunks.append((key, PlannedChunk(request.request_id, request.generation, view.version, start, stop)))
-        self.tokens_left -= stop - start
-        self.seqs_left -= 1
-        return stop - start
-
-    def build(self) -> IterationPlan:
-        """The plan, its chunks sorted by key."""
-        state = self.state
-        self._chunks.sort(key=lambda item: item[0])
-        chunks = tuple(chunk for _, chunk in self._chunks)
-        ledger = BudgetLedger(state.max_num_batched_tokens, state.max_num_seqs,
-                              state.max_num_batched_tokens - self.tokens_left, len(chunks))
-        return IterationPlan(state.decision_id, state.version, self.policy.identity, chunks, ledger,
-                             tuple(self._intents), tuple(key for key, _ in self._chunks))
-
-
-def _next_rows(view: SessionView) -> int:
-    """The least that must be kept for a session, whatever the forecast: what it has to rebuild, and one row of progress.
-
-    With less, two sessions can take each other's cells in turn for ever.
-    """
-    return min(view.future_rows, view.committed - view.computed + 1)
+        return [plan.chunks[blocked].request_id if victim is None else victim]

@@ -18,8 +18,10 @@ contract = Contract(
     objective="the largest offered rate at which attainment is at least alpha",
     metric="SLO-valid requests",
     denominator="offered requests, rejected and unfinished ones included",
-    assumptions=("one workload distribution at every rate",
-                 "attainment does not recover above a rate that failed"),
+    assumptions=(
+        "one workload distribution at every rate",
+        "attainment does not recover above a rate that failed",
+    ),
     foreign_owners=("the replay that gives an attainment for a rate",),
     not_reproduced=("DistServe's placement of prefill and decode", "repeated trials, warm-up and hardware"),
     starvation_free=False,
@@ -40,8 +42,9 @@ class Goodput:
     points: tuple[tuple[float, float], ...]
 
 
-def sweep_goodput(attainment_at: Callable[[float], float], rates: Sequence[float], *,
-                  alpha: float) -> Goodput:
+def sweep_goodput(
+    attainment_at: Callable[[float], float], rates: Sequence[float], *, alpha: float
+) -> Goodput:
     """Largest rate of ``rates`` at which offered attainment is at least ``alpha``, all lower ones included.
 
     The sweep stops at the first rate that fails: G = max{rate : Pr[valid] >= alpha for every rate up to it}.

@@ -8,7 +8,7 @@ from typing import Any
 
 from scheduler.policies.base import PlanBuilder, Policy
 from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
-from scheduler.records import IterationPlan, PolicyIdentity, SchedulerState, SessionState, SessionView
+from scheduler.records import IterationPlan, PolicyIdentity, SchedulerState, SessionView
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +67,26 @@ class FastserveMlfq(Policy):
             "any bound on weighted service between clients",
         ),
         starvation_free=True,
-        progress="every job: after promote_after_ms it is in the first queue, and nobody is preempted before it "
-        "completed work",
+        progress="every job: promotion after promote_after_ms, and no preemption before it completed work",
         source="FastServe, Algorithm 1; M5.2 0x09A",
     )
 
-    def __init__(self, *, quantum_rows: int = 16, levels: int = 6, promote_after_ms: float = 300.0,
-                 max_batch: int | None = None, **seams) -> None:
+    def __init__(
+        self,
+        *,
+        quantum_rows: int = 16,
+        levels: int = 6,
+        promote_after_ms: float = 300.0,
+        max_batch: int | None = None,
+        **seams,
+    ) -> None:
         super().__init__(**seams)
-        if quantum_rows < 1 or levels < 1 or not promote_after_ms > 0 or (max_batch is not None
-                                                                          and max_batch < 1):
+        if (
+            quantum_rows < 1
+            or levels < 1
+            or not promote_after_ms > 0
+            or (max_batch is not None and max_batch < 1)
+        ):
             raise ValueError(
                 f"queues out of range: {quantum_rows}, {levels}, {promote_after_ms}, {max_batch}"
             )
@@ -104,8 +114,9 @@ class FastserveMlfq(Policy):
             job = replace(job, used=job.used + amount, since_ms=now_ms, progressed=True)
             if job.used >= self.quanta[job.level]:
                 next_rows = max(view.num_prompt_tokens - view.computed, 1)
-                return memory.push(request_id,
-                                   replace(job, level=self._covering(next_rows, job.level + 1), used=0))
+                return memory.push(
+                    request_id, replace(job, level=self._covering(next_rows, job.level + 1), used=0)
+                )
             return memory.put(request_id, job)
         return memory
 
@@ -152,8 +163,11 @@ class FastserveMlfq(Policy):
         """The last running job of a lower queue that completed work since it entered."""
         jobs = state.policy_memory.jobs
         level = self.order_key(state, view)[0]
-        lower = [state.views[r] for r in state.running
-                 if jobs[r].progressed and self.order_key(state, state.views[r])[0] > level]
+        lower = [
+            state.views[r]
+            for r in state.running
+            if jobs[r].progressed and self.order_key(state, state.views[r])[0] > level
+        ]
         return max(lower, key=lambda v: self.order_key(state, v), default=None)
 
     def choose_victim(self, state: SchedulerState, requester: SessionView) -> str | None:

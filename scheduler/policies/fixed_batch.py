@@ -25,8 +25,10 @@ class FixedBatch(Policy):
         denominator="slots times iterations of the whole replay",
         assumptions=("every member's declared maximum fits beside the others'",),
         foreign_owners=(CELLS, TOKENS),
-        not_reproduced=("padding to a rectangle",
-                        "returning all answers together: each is returned when it is done"),
+        not_reproduced=(
+            "padding to a rectangle",
+            "returning all answers together: each is returned when it is done",
+        ),
         starvation_free=True,
         progress="everybody: cohorts are formed in submission order",
         source="M5.2 0x02, static batching",

@@ -48,27 +48,35 @@ class LayerReady(Policy):
         metric="steps delayed by a late layer",
         denominator="steps",
         assumptions=("layers run in order, layer_ms each", "facts are current"),
-        foreign_owners=(CELLS, TOKENS, READINESS,
-                        "copies, promotion and tiers: the store that reports the facts"),
+        foreign_owners=(
+            CELLS,
+            TOKENS,
+            READINESS,
+            "copies, promotion and tiers: the store that reports the facts",
+        ),
         not_reproduced=("LayerKV's allocation, offload and prefetch", "its predictor of decode slack"),
         starvation_free=False,
         progress="a session starves while a layer of it is missing; nobody else waits for it",
         source="LayerKV; M5.2 0x09B",
     )
 
-    def __init__(self, *, facts: Mapping[str, Sequence] | None = None, layer_ms: float = 1.0,
-                 **seams) -> None:
+    def __init__(
+        self, *, facts: Mapping[str, Sequence] | None = None, layer_ms: float = 1.0, **seams
+    ) -> None:
         super().__init__(**seams)
         self.layer_ms = layer_ms
-        self.facts = {request_id: tuple(map(layer_fact, layers)) for request_id,
-                      layers in (facts or {}).items()}
+        self.facts = {
+            request_id: tuple(map(layer_fact, layers)) for request_id, layers in (facts or {}).items()
+        }
 
     def are_layers_ready(self, state: SchedulerState, view: SessionView) -> bool:
         """Whether every layer will be resident when it is needed, if the session ran in this step."""
-        return all(fact.residency is Residency.READY
-                   or fact.residency is Residency.INFLIGHT and fact.ready_ms <= state.now_ms
-                   + layer * self.layer_ms
-                   for layer, fact in enumerate(self.facts.get(view.request_id, ())))
+        return all(
+            fact.residency is Residency.READY
+            or fact.residency is Residency.INFLIGHT
+            and fact.ready_ms <= state.now_ms + layer * self.layer_ms
+            for layer, fact in enumerate(self.facts.get(view.request_id, ()))
+        )
 
     def fill(self, plan, views) -> None:
         for view in views:

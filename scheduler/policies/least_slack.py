@@ -34,7 +34,7 @@ class LeastSlack(Policy):
         foreign_owners=(CELLS, TOKENS),
         not_reproduced=("a calibrated predictor",),
         starvation_free=False,
-        progress="a class whose deadlines are always looser starves while tighter ones keep coming; no fairness",
+        progress="looser deadlines starve while tighter ones keep coming; no fairness",
         source="M5.2 0x07",
     )
 
@@ -44,8 +44,12 @@ class LeastSlack(Policy):
 
     def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
         cached = 0 if view.state is SessionState.RUNNING else state.memory.cached_tokens(view)
-        return (slack_ms(view, state.now_ms, self.cost, cached), view.emitted == 0, view.request.arrival_ms,
-                view.request_id)
+        return (
+            slack_ms(view, state.now_ms, self.cost, cached),
+            view.emitted == 0,
+            view.request.arrival_ms,
+            view.request_id,
+        )
 
     def plan_iteration(self, state: SchedulerState):
         plan = PlanBuilder(state, self)

@@ -1,5 +1,5 @@
-"""``orca``: iteration-level first come, first served with whole reservations (ORCA, OSDI 2022, Algorithm 1).
-"""
+"""``orca``: iteration-level first come, first served with whole reservations (ORCA, OSDI 2022, Algorithm
+1)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,17 @@ class Orca(Policy):
         objective="no deadlock for lack of K/V slots, no older request overtaken",
         metric="reserved slots",
         denominator="slots of the pool",
-        assumptions=("prompt + max_tokens bounds the rows of a request",
-                     "nothing is preempted by this policy"),
+        assumptions=(
+            "prompt + max_tokens bounds the rows of a request",
+            "nothing is preempted by this policy",
+        ),
         foreign_owners=(CELLS, TOKENS),
-        not_reproduced=("pipelining of n_workers batches", "selective batching: the engine's",
-                        "prefix sharing lowers "
-                        "no reservation", "prompts longer than the token budget, which are cut"),
+        not_reproduced=(
+            "pipelining of n_workers batches",
+            "selective batching: the engine's",
+            "prefix sharing lowers no reservation",
+            "prompts longer than the token budget, which are cut",
+        ),
         starvation_free=True,
         progress="everybody: the oldest misfit stops the scan until it fits",
         source="ORCA, Algorithm 1; M5.2 0x03",
@@ -51,8 +56,10 @@ class Orca(Policy):
     def plan_iteration(self, state: SchedulerState):
         plan = PlanBuilder(state, self)
         reserved = sum(state.views[request_id].request.num_rows for request_id in state.running)
-        eligible = sorted((view for view in state.views.values() if view.ready),
-                          key=lambda view: self.order_key(state, view))
+        eligible = sorted(
+            (view for view in state.views.values() if view.ready),
+            key=lambda view: self.order_key(state, view),
+        )
         for view in eligible:
             if view.state is SessionState.RUNNING:
                 if not self._whole(state, view, view.computed, plan) or not plan.add(view):

@@ -33,8 +33,11 @@ class PrebleQuota(Policy):
         denominator="picks of one cycle",
         assumptions=("a resident prefix is found by exact identity",),
         foreign_owners=(CELLS, TOKENS, "resident prefixes and their eviction: the memory"),
-        not_reproduced=("Preble's distributed placement", "its priority groups and their weights",
-                        "any service bound between clients of one group"),
+        not_reproduced=(
+            "Preble's distributed placement",
+            "its priority groups and their weights",
+            "any service bound between clients of one group",
+        ),
         starvation_free=True,
         progress="every group, in each cycle; within a group, order of submission",
         source="Preble, local policy; M5.2 0x09A",
@@ -49,8 +52,9 @@ class PrebleQuota(Policy):
     def start(self) -> tuple[int, ...]:
         return self.quotas
 
-    def observe(self, memory: tuple[int, ...], event: str, view: SessionView, now_ms: float,
-                amount: int = 0) -> Any:
+    def observe(
+        self, memory: tuple[int, ...], event: str, view: SessionView, now_ms: float, amount: int = 0
+    ) -> Any:
         if event != "admitted":
             return memory
         return self._picked(memory, self.group(view.cached, view.num_prompt_tokens))

@@ -35,8 +35,12 @@ class Reservation:
         if self.watermark_rows < 0 or (self.watermark_rows and self.kind != "watermark"):
             raise ValueError(f"watermark of {self.watermark_rows} rows with reservation {self.kind!r}")
         for request_id, forecast in self.forecasts.items():
-            quantiles = [value for _, value in sorted((int(key[1:]), value) for key, value in forecast.items()
-                                                      if key != "point")]
+            quantiles = [
+                value
+                for _, value in sorted(
+                    (int(key[1:]), value) for key, value in forecast.items() if key != "point"
+                )
+            ]
             if min(forecast.values()) < 1 or quantiles != sorted(quantiles):
                 raise ValueError(
                     f"forecast of {request_id} is below 1 or its quantiles decrease: {dict(forecast)}"

@@ -31,8 +31,8 @@ class Sarathi(Policy):
             "offline batches",
         ),
         starvation_free=False,
-        progress="a chunk as large as the budget starves decodes for as long as prompts keep coming; decodes of "
-        "higher index starve while the room beside the chunk is smaller than D",
+        progress="a chunk as large as the budget starves decodes while prompts keep coming; so does too little "
+        "room beside it, the decodes of higher index",
         source="SARATHI; M5.2 0x09",
     )
 

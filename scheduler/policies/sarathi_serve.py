@@ -28,7 +28,7 @@ class SarathiServe(Policy):
         foreign_owners=(CELLS, TOKENS),
         not_reproduced=("the profiling of tau", "the paper's latency under pipeline parallelism"),
         starvation_free=True,
-        progress="everybody, unless running decodes alone exhaust tau: prefills then wait until one of them ends",
+        progress="everybody; when running decodes alone exhaust tau, prefills wait until one ends",
         source="Sarathi-Serve, Algorithm 3; M5.2 0x09",
     )
 

@@ -33,8 +33,10 @@ class ScorpioGuard(Policy):
         objective="requests that meet both objectives",
         metric="requests that met every declared objective",
         denominator="offered requests",
-        assumptions=("the step time is base_ms + ms_per_session * virtual batch size",
-                     "declared limits are true"),
+        assumptions=(
+            "the step time is base_ms + ms_per_session * virtual batch size",
+            "declared limits are true",
+        ),
         foreign_owners=(CELLS, TOKENS),
         not_reproduced=("the length predictor", "the paper's analytic model of step time and its guarantees"),
         starvation_free=False,
@@ -42,8 +44,15 @@ class ScorpioGuard(Policy):
         source="SCORPIO, TTFT guard and TPOT guard; M5.2 0x07",
     )
 
-    def __init__(self, *, tick_ms: float = 10.0, tokens_per_tick: int = 2048, base_ms: float = 0.0,
-                 ms_per_session: float = 0.0, **seams) -> None:
+    def __init__(
+        self,
+        *,
+        tick_ms: float = 10.0,
+        tokens_per_tick: int = 2048,
+        base_ms: float = 0.0,
+        ms_per_session: float = 0.0,
+        **seams,
+    ) -> None:
         super().__init__(**seams)
         self.cost = ExclusiveCost(tick_ms, tokens_per_tick)
         self.base_ms, self.ms_per_session = base_ms, ms_per_session
@@ -72,16 +81,20 @@ class ScorpioGuard(Policy):
         gone.
         """
         tightest, chosen = self._tightest(state), [chunk.request_id for chunk in plan.chunks]
-        return {view.request_id: self._credit(state, view, tightest) - (view.request_id in chosen)
-                for view in self._decodes(state)}
+        return {
+            view.request_id: self._credit(state, view, tightest) - (view.request_id in chosen)
+            for view in self._decodes(state)
+        }
 
     def _decodes(self, state: SchedulerState) -> list[SessionView]:
         running = map(state.views.__getitem__, state.running)
         return [view for view in running if view.ready and view.phase is Phase.DECODE]
 
     def _tightest(self, state: SchedulerState) -> float | None:
-        return min((view.request.slo.tbt_ms for view in self._decodes(state)
-                    if view.request.slo.tbt_ms is not None), default=None)
+        return min(
+            (view.request.slo.tbt_ms for view in self._decodes(state) if view.request.slo.tbt_ms is not None),
+            default=None,
+        )
 
     def _credit(self, state: SchedulerState, view: SessionView, tightest: float | None) -> Fraction:
         before = state.policy_memory.get(view.request_id, Fraction(0))
@@ -99,8 +112,9 @@ class ScorpioGuard(Policy):
     def plan_iteration(self, state: SchedulerState):
         plan = PlanBuilder(state, self)
         tightest = self._tightest(state)
-        for view in sorted(map(state.views.__getitem__, state.running),
-                           key=lambda v: self.order_key(state, v)):
+        for view in sorted(
+            map(state.views.__getitem__, state.running), key=lambda v: self.order_key(state, v)
+        ):
             if view.phase is not Phase.DECODE or self._credit(state, view, tightest) >= 1:
                 plan.add(view)
         queue = map(state.views.__getitem__, (*state.suspended, *state.waiting))

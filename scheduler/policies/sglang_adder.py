@@ -10,7 +10,13 @@ from typing import Any
 from scheduler.policies.base import PlanBuilder, Policy
 from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.records import (
-    IntentKind, IterationPlan, Phase, PolicyIdentity, SchedulerState, SessionState, SessionView,
+    IntentKind,
+    IterationPlan,
+    Phase,
+    PolicyIdentity,
+    SchedulerState,
+    SessionState,
+    SessionView,
 )
 
 WARM_TOKENS = 64  # cached tokens from which a request is warm
@@ -114,14 +120,24 @@ class SglangAdder(Policy):
             "the new-token ratio: declared maxima are reserved",
         ),
         starvation_free=False,
-        progress="a cold request leads its own batch after max_passes passes or max_age_ms; decodes starve while "
-        "prefill batches can be made",
-        source="commit notes on PrefillAdder in the seeds",
+        progress="a cold request leads a batch after max_passes or max_age_ms; decodes starve while prefill "
+        "batches can be made",
+        source="sglang, PrefillAdder: commit notes on budgets, chunked batches, warm and cold",
     )
 
-    def __init__(self, *, max_skips: int = 16, max_passes: int = 3, max_age_ms: float = 5000.0,
-                 warm_tokens: int = WARM_TOKENS, mix_chunked: bool = True, priority_scheduling: bool = False,
-                 reservation: Any = None, overload: Any = None, **limits) -> None:
+    def __init__(
+        self,
+        *,
+        max_skips: int = 16,
+        max_passes: int = 3,
+        max_age_ms: float = 5000.0,
+        warm_tokens: int = WARM_TOKENS,
+        mix_chunked: bool = True,
+        priority_scheduling: bool = False,
+        reservation: Any = None,
+        overload: Any = None,
+        **limits,
+    ) -> None:
         seams = {"reservation": reservation, "overload": overload}
         super().__init__(**{name: value for name, value in seams.items() if value is not None})
         self.affinity = Affinity(max_skips=max_skips, max_passes=max_passes, max_age_ms=max_age_ms)
@@ -145,11 +161,13 @@ class SglangAdder(Policy):
                 memory[intent.request_id] = memory.get(intent.request_id, 0) + 1
         return memory
 
-    def observe(self, memory: Mapping[str, int], event: str, view: SessionView, now_ms: float,
-                amount: int = 0) -> Any:
+    def observe(
+        self, memory: Mapping[str, int], event: str, view: SessionView, now_ms: float, amount: int = 0
+    ) -> Any:
         if event in ("admitted", "cancelled", "failed") and view.request_id in memory:
-            return {request_id: count for request_id,
-                    count in memory.items() if request_id != view.request_id}
+            return {
+                request_id: count for request_id, count in memory.items() if request_id != view.request_id
+            }
         return memory
 
     # -- the batch
@@ -157,8 +175,12 @@ class SglangAdder(Policy):
 
     def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
         running = view.state is SessionState.RUNNING
-        return (not running, view.request.priority if self.priority_scheduling and not running else 0,
-                view.state is not SessionState.SUSPENDED, view.index)
+        return (
+            not running,
+            view.request.priority if self.priority_scheduling and not running else 0,
+            view.state is not SessionState.SUSPENDED,
+            view.index,
+        )
 
     def chunk_tokens(self, state: SchedulerState, view: SessionView, available: int) -> int:
         """A prompt that is cut is cut at a page boundary, if there is one within reach."""
@@ -219,8 +241,11 @@ class SglangAdder(Policy):
                 plan.defer(view, "cold behind a warm-led batch")
                 continue
             left = plan.tokens_left
-            if verdict is Verdict.STOP or not self._fits(batch, view, cached, left) \
-                    or not plan.enter(view, limit=self._extend_left(batch)):
+            if (
+                verdict is Verdict.STOP
+                or not self._fits(batch, view, cached, left)
+                or not plan.enter(view, limit=self._extend_left(batch))
+            ):
                 return
             rows = left - plan.tokens_left
             batch.add(extend=rows, cached=cached, lead=Lead.WARM if warm else Lead.COLD)
@@ -229,9 +254,13 @@ class SglangAdder(Policy):
     def _judge(self, batch: _Batch, state: SchedulerState, view: SessionView, *, warm: bool) -> Verdict:
         if self.priority_scheduling:
             return Verdict.ADMIT
-        return self.affinity.judge(warm=warm, lead=batch.lead, skips=batch.skips,
-                                   passes=state.policy_memory.get(view.request_id, 0),
-                                   age_ms=state.now_ms - view.request.arrival_ms)
+        return self.affinity.judge(
+            warm=warm,
+            lead=batch.lead,
+            skips=batch.skips,
+            passes=state.policy_memory.get(view.request_id, 0),
+            age_ms=state.now_ms - view.request.arrival_ms,
+        )
 
     def _fits(self, batch: _Batch, view: SessionView, cached: int, tokens_left: int) -> bool:
         """Whether a batch that has somebody in it may take one more; an empty one takes anybody."""
@@ -240,6 +269,9 @@ class SglangAdder(Policy):
         limits, chunk_left = self.limits, self._extend_left(batch)
         rows = min(view.limit_at(cached) - cached, tokens_left if chunk_left is None else chunk_left)
         extend, total_cached = batch.extend + rows, batch.cached + cached
-        bounds = ((limits.extend_limit(), extend), (limits.max_cached_tokens, total_cached),
-                  (limits.max_buffer_bytes, (extend + total_cached) * limits.buffer_bytes_per_token))
+        bounds = (
+            (limits.extend_limit(), extend),
+            (limits.max_cached_tokens, total_cached),
+            (limits.max_buffer_bytes, (extend + total_cached) * limits.buffer_bytes_per_token),
+        )
         return all(limit is None or value <= limit for limit, value in bounds)

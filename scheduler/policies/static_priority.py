@@ -35,8 +35,13 @@ class StaticPriority(Policy):
     def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
         request = view.request
         decodes = view.state is SessionState.RUNNING and view.phase is Phase.DECODE
-        return (0 if decodes else 1, self.priority(state, view), request.arrival_ms, request.request_id,
-                request.generation)
+        return (
+            0 if decodes else 1,
+            self.priority(state, view),
+            request.arrival_ms,
+            request.request_id,
+            request.generation,
+        )
 
     def priority(self, state: SchedulerState, view: SessionView) -> int:
         """The priority that counts now; lower numbers first."""

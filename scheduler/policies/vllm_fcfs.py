@@ -47,8 +47,7 @@ class VllmFcfs(Policy):
             "full-input reservation and other optional controls",
         ),
         starvation_free=False,
-        progress="the head of the running queue is preempted by nobody; waiting ones starve while running ones lack "
-        "rows",
+        progress="nobody preempts the head of the running queue; the waiting starve while the running lack rows",
         source="vLLM v0.23.0, Scheduler.schedule; M5.2 0x0D",
     )
 
@@ -62,8 +61,9 @@ class VllmFcfs(Policy):
     def start(self) -> QueueMemory:
         return QueueMemory()
 
-    def observe(self, memory: QueueMemory, event: str, view: SessionView, now_ms: float,
-                amount: int = 0) -> Any:
+    def observe(
+        self, memory: QueueMemory, event: str, view: SessionView, now_ms: float, amount: int = 0
+    ) -> Any:
         if event in ("admitted", "resumed", "preempted"):
             stamps = {**memory.stamps, view.request_id: memory.clock}
             return QueueMemory(memory.clock + 1, stamps)
@@ -112,8 +112,9 @@ class VllmFcfs(Policy):
     def plan_iteration(self, state: SchedulerState):
         plan = PlanBuilder(state, self)
         memory = state.memory
-        self.fill(plan,
-                  sorted((state.views[r] for r in state.running), key=lambda v: self.order_key(state, v)))
+        self.fill(
+            plan, sorted((state.views[r] for r in state.running), key=lambda v: self.order_key(state, v))
+        )
         if state.max_num_batched_tokens - plan.tokens_left > memory.available_rows():
             return plan.build()  # somebody will be preempted: no waiting pass
         queue = [state.views[r] for r in (*state.suspended, *state.waiting)]

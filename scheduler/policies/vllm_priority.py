@@ -1,5 +1,5 @@
-"""``vllm_priority``: ``vllm_fcfs`` with a waiting queue ordered by priority and the least favoured as victim.
-"""
+"""``vllm_priority``: ``vllm_fcfs`` with a waiting queue ordered by priority and the least favoured as
+victim."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ class VllmPriority(VllmFcfs):
         VllmFcfs.contract,
         protected_identity="priority class, within it order of arrival",
         decision="rows of each running request, then of waiting ones by priority; whom to preempt",
-        progress="a low priority starves while higher ones keep arriving; the most favoured session is preempted by "
-        "nobody",
+        progress="a low priority starves while higher ones keep arriving; nobody preempts the most favoured one",
     )
 
     def queue_key(self, state: SchedulerState, view: SessionView) -> tuple:

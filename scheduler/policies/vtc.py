@@ -39,14 +39,18 @@ class Counters:
         else:
             floor = self.counters.get(self.last_left, 0)
         counter = max(self.counters.get(client, 0), floor)
-        return replace(self, counters={**self.counters, client: counter},
-                       waiting={**self.waiting, client: self.waiting.get(client, 0) + 1})
+        return replace(
+            self,
+            counters={**self.counters, client: counter},
+            waiting={**self.waiting, client: self.waiting.get(client, 0) + 1},
+        )
 
     def left(self, client: str) -> Counters:
         """One request of the client stops waiting."""
         count = self.waiting[client] - 1
-        return replace(self, waiting={**self.waiting, client: count},
-                       last_left=self.last_left if count else client)
+        return replace(
+            self, waiting={**self.waiting, client: count}, last_left=self.last_left if count else client
+        )
 
 
 class Vtc(Policy):
@@ -80,7 +84,7 @@ class Vtc(Policy):
             "token budget that leaves a decode out of a step, or a preemption, voids it",
         ),
         starvation_free=True,
-        progress="every client with waiting requests: the smallest counter enters next and everybody's counter grows",
+        progress="every client that waits: the smallest counter enters next, and served ones grow",
         source="VTC, Algorithm 2 and Theorem 4.4; M5.2 0x09A",
     )
 

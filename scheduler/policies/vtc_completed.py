@@ -47,16 +47,19 @@ class VtcCompleted(Vtc):
         client, request_id = view.request.client_id, view.request_id
         if event in ("admitted", "resumed"):
             memory = memory.left(client) if event == "admitted" else memory
-            rows = max(view.num_prompt_tokens - max(view.committed, view.cached),
-                       0) if view.emitted == 0 else 0
+            rows = (
+                max(view.num_prompt_tokens - max(view.committed, view.cached), 0) if view.emitted == 0 else 0
+            )
             predicted = self.input_weight * rows
-            return replace(memory.charge(client, predicted),
-                           charged={**memory.charged, request_id: predicted})
+            return replace(
+                memory.charge(client, predicted), charged={**memory.charged, request_id: predicted}
+            )
         if event == "prefilled":
             actual = self.input_weight * amount
             left = memory.charged.get(request_id, 0) - actual
-            return replace(self._complete(memory, client, actual),
-                           charged={**memory.charged, request_id: left})
+            return replace(
+                self._complete(memory, client, actual), charged={**memory.charged, request_id: left}
+            )
         if event == "emitted":
             return self._complete(memory.charge(client, self.output_weight), client, self.output_weight)
         if event in ("preempted", "finished", "cancelled", "failed") and request_id in memory.charged:

@@ -1,0 +1,55 @@
+"""A step between launch and commit: the plan as it will run, its batch, and the sessions as they were then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from scheduler.engine import Batch, Call, Sample
+from scheduler.records import BudgetLedger, IterationPlan, Phase, SessionView
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step between launch and commit. ``views`` are the planned sessions as they were at launch."""
+
+    plan: IterationPlan
+    batch: Batch
+    views: dict[str, SessionView]
+    started_ms: float
+    # request id -> "cancel" or "preempt", asked for in flight
+    late: dict[str, str] = field(default_factory=dict)
+
+
+def compose_batch(plan: IterationPlan, views: dict[str, SessionView], outputs: dict[str, list[int]],
+                  stages: tuple[tuple[Call, ...], ...]) -> Batch:
+    """The rows of a plan in plan order, what is sampled from them, and the calls that compute them."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    offsets, samples = [0], []
+    for chunk, view in zip(plan.chunks, views.values(), strict=True):
+        start, stop, request = chunk.start, chunk.stop, view.request
+        count = len(request.prompt)
+        tokens += request.prompt[start:stop]
+        if stop > count:
+            tokens += outputs[chunk.request_id][max(start - count, 0):stop - count]
+        positions += range(start, stop)
+        offsets.append(len(positions))
+        phase = view.phase_at(start)
+        if phase is Phase.DECODE or (phase is Phase.PREFILL and stop == count):
+            samples.append(Sample(len(positions) - 1, chunk.request_id, stop, request.sampling))
+    return Batch(tuple(tokens), tuple(positions), tuple(offsets), tuple(samples),
+                 tuple([view.epoch for view in views.values()]),
+                 tuple([view.request.client_id for view in views.values()]),
+                 tuple([view.committed for view in views.values()]), stages)
+
+
+def plan_without(plan: IterationPlan, request_ids: Collection[str]) -> IterationPlan:
+    """The plan less whole sessions, its ledger and evidence recounted."""
+    kept = [i for i, chunk in enumerate(plan.chunks) if chunk.request_id not in request_ids]
+    chunks = tuple(plan.chunks[i] for i in kept)
+    ledger = BudgetLedger(plan.ledger.max_num_batched_tokens, plan.ledger.max_num_seqs,
+                          sum(chunk.stop - chunk.start for chunk in chunks), len(chunks))
+    return IterationPlan(plan.decision_id, plan.input_version, plan.policy, chunks, ledger, plan.intents,
+                         tuple(plan.order[i] for i in kept))
