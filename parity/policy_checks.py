@@ -45,8 +45,11 @@ class Check:
         return Verdict.FAIL if self.problems else Verdict.PASS
 
 
-def busy_case(policy: str, *, hidden: Callable[[int], int] = lambda index: 9, faults: tuple[Fault, ...] = ()) -> Case:
-    """Ten sessions of three clients with objectives in a pool that holds four of them; nobody's length is known."""
+def busy_case(
+    policy: str, *, hidden: Callable[[int], int] = lambda index: 9, faults: tuple[Fault, ...] = ()
+) -> Case:
+    """Ten sessions of three clients with objectives in a pool that holds four of them; nobody's length is
+    known."""
     slo = ServiceLevel(ttft_ms=400.0, tbt_ms=80.0)
     sessions = tuple(
         Session(
@@ -61,32 +64,59 @@ def busy_case(policy: str, *, hidden: Callable[[int], int] = lambda index: 9, fa
         )
         for index in range(10)
     )
-    return Case(family="llama", model="llama", sessions=sessions, policy=policy, pool_cells=90, num_sequences=9,
-                max_num_batched_tokens=12, max_num_seqs=5, prefix_block_tokens=4, faults=faults)
+    return Case(
+        family="llama",
+        model="llama",
+        sessions=sessions,
+        policy=policy,
+        pool_cells=90,
+        num_sequences=9,
+        max_num_batched_tokens=12,
+        max_num_seqs=5,
+        prefix_block_tokens=4,
+        faults=faults,
+    )
 
 
 def crowded_case(policy: str, *, hidden: Callable[[int], int] = lambda index: 9) -> Case:
-    """The busy case with everybody there from the start, so that long before any length shows somebody is chosen."""
+    """The busy case with everybody there from the start, so that long before any length shows somebody is
+    chosen."""
     busy = busy_case(policy, hidden=hidden)
     return replace(busy, sessions=tuple(replace(session, arrival_step=0) for session in busy.sessions))
 
 
 def pressure_case(policy: str) -> Case:
-    """One request of low priority, and one of a higher priority every tick in a lane that does one request a tick."""
+    """One request of low priority, and one of a higher priority every tick in a lane that does one request
+    a tick."""
     low = Session(prompt=tokens_of(1, 1), max_tokens=1, priority=4, client_id="low")
-    high = tuple(Session(prompt=tokens_of(2 + tick, 1), max_tokens=1, arrival_step=tick, client_id="high")
-                 for tick in range(TICKS))
-    return Case(family="llama", model="llama", sessions=(low, *high), policy=policy, max_num_batched_tokens=1,
-                max_num_seqs=1, prefix_cache=False)
+    high = tuple(
+        Session(prompt=tokens_of(2 + tick, 1), max_tokens=1, arrival_step=tick, client_id="high")
+        for tick in range(TICKS)
+    )
+    return Case(
+        family="llama",
+        model="llama",
+        sessions=(low, *high),
+        policy=policy,
+        max_num_batched_tokens=1,
+        max_num_seqs=1,
+        prefix_cache=False,
+    )
 
 
 def parity_cases(policy: str) -> list[Case]:
     """Fixed cases of all families and layouts with sharing, chunks, preemptions, cancels and failed steps."""
-    made = [landmark(family, layout, policy=policy)
-            for family in ("llama", "deepseek2", "gemma2", "falcon_h1", "qwen3next")
-            for layout in (Layout.UNIFIED, Layout.STREAMS)]
+    made = [
+        landmark(family, layout, policy=policy)
+        for family in ("llama", "deepseek2", "gemma2", "falcon_h1", "qwen3next")
+        for layout in (Layout.UNIFIED, Layout.STREAMS)
+    ]
     failing = (Fault(kind=FaultKind.DECODE_ERROR, step=5), Fault(kind=FaultKind.NO_SLOT, step=11))
-    made += [busy_case(policy), busy_case(policy, faults=failing), landmark("llama", Layout.STOCK, policy=policy)]
+    made += [
+        busy_case(policy),
+        busy_case(policy, faults=failing),
+        landmark("llama", Layout.STOCK, policy=policy),
+    ]
     return made
 
 
@@ -114,13 +144,17 @@ def check_hidden(policy: str) -> Iterable[str]:
 
 def check_service(policy: str) -> Iterable[str]:
     """Published service is completed service, with failed steps and preemptions in between."""
-    faults = (Fault(kind=FaultKind.DECODE_ERROR, step=0), Fault(kind=FaultKind.DECODE_ERROR, step=7),
-              Fault(kind=FaultKind.PREEMPT, step=12, session=3))
+    faults = (
+        Fault(kind=FaultKind.DECODE_ERROR, step=0),
+        Fault(kind=FaultKind.DECODE_ERROR, step=7),
+        Fault(kind=FaultKind.PREEMPT, step=12, session=3),
+    )
     played = replay(busy_case(policy, faults=faults))
     made = played.scheduler.policy
     published = made.published_service(played.scheduler.policy_memory)
-    yield from check_published_service(played.run, published, input_weight=made.input_weight,
-                                       output_weight=made.output_weight)
+    yield from check_published_service(
+        played.run, published, input_weight=made.input_weight, output_weight=made.output_weight
+    )
 
 
 def check_clocks(policy: str) -> Iterable[str]:
@@ -131,18 +165,25 @@ def check_clocks(policy: str) -> Iterable[str]:
 
 
 def check_progress(policy: str) -> Iterable[str]:
-    """A policy that promises no starvation serves the unfavoured client under endless pressure; all partitions close."""
+    """A policy that promises no starvation serves the unfavoured client under endless pressure; all
+    partitions close."""
     played = replay(pressure_case(policy))
     yield from played.run.problems
     client_reports(played.run, window_ms=TICKS * 10.0)
-    starved = starved_clients(service_of(played.run, until_ms=TICKS * 10.0), start_ms=0.0, stop_ms=TICKS * 10.0)
+    starved = starved_clients(
+        service_of(played.run, until_ms=TICKS * 10.0), start_ms=0.0, stop_ms=TICKS * 10.0
+    )
     if starved and policy_class(policy).contract.starvation_free:
         yield f"starved: {', '.join(starved)} completed nothing in {TICKS} ticks"
 
 
 CHECKS: dict[str, Callable[[str], Iterable[str]]] = {
-    "parity": check_parity, "logical plans": check_plans, "hidden lengths": check_hidden,
-    "completed service": check_service, "original clocks": check_clocks, "progress": check_progress,
+    "parity": check_parity,
+    "logical plans": check_plans,
+    "hidden lengths": check_hidden,
+    "completed service": check_service,
+    "original clocks": check_clocks,
+    "progress": check_progress,
 }
 
 
@@ -157,7 +198,9 @@ def applies(name: str, policy: str) -> bool:
 def check_policy(policy: str) -> list[Check]:
     """All checks of one policy that need no other process."""
     make_policy(policy)
-    return [Check(policy, name, tuple(check(policy))) for name, check in CHECKS.items() if applies(name, policy)]
+    return [
+        Check(policy, name, tuple(check(policy))) for name, check in CHECKS.items() if applies(name, policy)
+    ]
 
 
 def print_digests(policies: list[str]) -> None:
@@ -168,10 +211,17 @@ def print_digests(policies: list[str]) -> None:
 
 
 def run_under_hash_seeds(code: str, seeds: Iterable[int] = (1, 2, 3)) -> list[str]:
-    """What ``code`` prints in processes with different string hashes, which is what the order of a set hangs on."""
+    """What ``code`` prints in processes with different string hashes, which is what the order of a set
+    hangs on."""
     return [
-        subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": str(seed)}, check=True,
-                       capture_output=True, text=True, cwd=REPOSITORY).stdout
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            check=True,
+            capture_output=True,
+            text=True,
+            cwd=REPOSITORY,
+        ).stdout
         for seed in seeds
     ]
 

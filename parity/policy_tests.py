@@ -65,9 +65,20 @@ def contract_tests() -> Iterator[ContractTests]:
         if not (REPOSITORY / FOLDER).is_dir():
             yield ContractTests(None, report)
             return
-        arguments = [sys.executable, "-m", "pytest", str(FOLDER), f"--ignore={TOO_LONG}", "-q", "-p",
-                     "no:cacheprovider", f"--junitxml={report}"]
-        process = subprocess.Popen(arguments, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        arguments = [
+            sys.executable,
+            "-m",
+            "pytest",
+            str(FOLDER),
+            f"--ignore={TOO_LONG}",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--junitxml={report}",
+        ]
+        process = subprocess.Popen(
+            arguments, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         try:
             yield ContractTests(process, report)
         finally:

@@ -33,9 +33,14 @@ class Replay:
     @property
     def schedule(self) -> list[tuple]:
         """Who ran which interval in which step, and every intent: what policies differ in."""
-        return [(traced.step, tuple((c.request_id, c.start, c.stop) for c in traced.flight.plan.chunks),
-                 tuple((i.kind.value, i.request_id) for i in traced.flight.plan.intents))
-                for traced in self.run.trace]
+        return [
+            (
+                traced.step,
+                tuple((c.request_id, c.start, c.stop) for c in traced.flight.plan.chunks),
+                tuple((i.kind.value, i.request_id) for i in traced.flight.plan.intents),
+            )
+            for traced in self.run.trace
+        ]
 
     @property
     def digest(self) -> str:
@@ -43,14 +48,20 @@ class Replay:
         return hashlib.blake2b(repr((self.schedule, self.outputs)).encode(), digest_size=16).hexdigest()
 
 
-def replay(case: Case, policy: Policy | None = None,
-           policy_of: Callable[[Case], Policy] | None = None) -> Replay:
+def replay(
+    case: Case, policy: Policy | None = None, policy_of: Callable[[Case], Policy] | None = None
+) -> Replay:
     """Run a case once; ``policy`` or ``policy_of`` takes the place of the policy that the case names."""
-    engine = ExactEngine(exact_limits(case), exact_model(case), stops=hidden_stops(case.sessions),
-                         duration_ms=lambda batch: case.ms_per_step)
+    engine = ExactEngine(
+        exact_limits(case),
+        exact_model(case),
+        stops=hidden_stops(case.sessions),
+        duration_ms=lambda batch: case.ms_per_step,
+    )
     if policy is None:
-        policy = make_policy(case.policy,
-                             **dict(case.policy_options)) if policy_of is None else policy_of(case)
+        policy = (
+            make_policy(case.policy, **dict(case.policy_options)) if policy_of is None else policy_of(case)
+        )
     made: list[Scheduler] = []
 
     def make_scheduler(observer) -> Scheduler:

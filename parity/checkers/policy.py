@@ -79,7 +79,8 @@ def check_published_service(run: Run, published: Mapping[str, int], *, input_wei
             client = view.request.client_id
             completed[client] = completed.get(client, 0) + cost
     return [
-        f"service: {client} is published with {published.get(client, 0)}, completed were {completed.get(client, 0)}"
+        f"service: {client} is published with {published.get(client, 0)}, "
+        f"completed were {completed.get(client, 0)}"
         for client in sorted({*completed, *published})
         if published.get(client, 0) != completed.get(client, 0)
     ]

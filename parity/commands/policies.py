@@ -1,4 +1,5 @@
-"""``parity policies``: the contract of every policy; with --check, whether each keeps it. Nothing is ranked."""
+"""``parity policies``: the contract of every policy; with --check, whether each keeps it. Nothing is
+ranked."""
 
 from __future__ import annotations
 
@@ -29,31 +30,44 @@ WIDTH = 110
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--check", is_flag=True, help="Run contract tests and parity verdicts instead of listing contracts.")
+@click.option(
+    "--check", is_flag=True, help="Run contract tests and parity verdicts instead of listing contracts."
+)
 def command(names: tuple[str, ...], check: bool) -> ExitCode:
     """Show the contracts of all policies, or of those named."""
     declared = contracts()
     for name in names:
         if name not in declared:
-            raise UsageError(f"no policy {name!r}", why="it is not registered",
-                             todo=f"choose from {', '.join(declared)}")
+            raise UsageError(
+                f"no policy {name!r}", why="it is not registered", todo=f"choose from {', '.join(declared)}"
+            )
     chosen = {name: declared[name] for name in names or declared}
     if check:
         return check_all(list(chosen))
     click.echo("\n\n".join(describe(name, contract) for name, contract in chosen.items()))
-    click.echo("\nContracts, not results: no policy is ranked, and figures are comparable only at equal coordinates.")
+    click.echo(
+        "\nContracts, not results: no policy is ranked, and figures are comparable only at equal coordinates."
+    )
     return ExitCode.PASS
 
 
 def describe(name: str, contract: Contract) -> str:
     """One policy's contract as text."""
-    parts = {"unit": contract.scheduling_unit, "protects": contract.protected_identity,
-             "objective": contract.objective, "decides": contract.decision, "sees": "; ".join(contract.visible_state),
-             "does not know": contract.unknown_future, "metric": f"{contract.metric}, over {contract.denominator}",
-             "assumes": "; ".join(contract.assumptions), "others own": "; ".join(contract.foreign_owners),
-             "not reproduced": "; ".join(contract.not_reproduced) or "nothing is left out",
-             "starvation": "never, by contract" if contract.starvation_free else "possible, see progress",
-             "progress": contract.progress, "source": contract.source}
+    parts = {
+        "unit": contract.scheduling_unit,
+        "protects": contract.protected_identity,
+        "objective": contract.objective,
+        "decides": contract.decision,
+        "sees": "; ".join(contract.visible_state),
+        "does not know": contract.unknown_future,
+        "metric": f"{contract.metric}, over {contract.denominator}",
+        "assumes": "; ".join(contract.assumptions),
+        "others own": "; ".join(contract.foreign_owners),
+        "not reproduced": "; ".join(contract.not_reproduced) or "nothing is left out",
+        "starvation": "never, by contract" if contract.starvation_free else "possible, see progress",
+        "progress": contract.progress,
+        "source": contract.source,
+    }
     lines = [name]
     for title, text in parts.items():
         lines += textwrap.wrap(text, WIDTH, initial_indent=f"  {title:15}", subsequent_indent=" " * 17)
@@ -130,14 +144,17 @@ def show(rows: dict[str, Cells]) -> ExitCode:
             if verdict is not Verdict.PASS:
                 click.echo(f"{SIGNS[verdict]}: {name}, {column}: {said}")
     worst = Verdict.merge(verdicts)
-    click.echo(f"policies: {worst.value}; {len(rows)} contracts, {len(verdicts)} verdicts, "
-               f"{sum(v is Verdict.PASS for v in verdicts)} pass, {sum(v is Verdict.FAIL for v in verdicts)} fail, "
-               f"{sum(v is Verdict.UNKNOWN for v in verdicts)} unknown")
+    click.echo(
+        f"policies: {worst.value}; {len(rows)} contracts, {len(verdicts)} verdicts, "
+        f"{sum(v is Verdict.PASS for v in verdicts)} pass, {sum(v is Verdict.FAIL for v in verdicts)} fail, "
+        f"{sum(v is Verdict.UNKNOWN for v in verdicts)} unknown"
+    )
     return worst.exit_code
 
 
 def cell_text(column: str, cell: tuple[Verdict, str] | None) -> str:
-    """One cell: the verdict, with the count or the family where there is one; "-": there is nothing of it to check."""
+    """One cell: the verdict, with the count or the family where there is one; "-": there is nothing of it
+    to check."""
     if cell is None:
         return "-"
     verdict, said = cell

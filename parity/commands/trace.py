@@ -18,10 +18,19 @@ from scheduler.policies import make_policy
 
 @click.command()
 @click.argument("file", metavar="CASE", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--html", "out", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="OUT",
-              help="Write one self-contained page.")
-@click.option("--engine", type=click.Choice(sorted(ENGINES)),
-              help="exact: no model; real: llama.cpp. Default: real if the model is there.")
+@click.option(
+    "--html",
+    "out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="OUT",
+    help="Write one self-contained page.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(sorted(ENGINES)),
+    help="exact: no model; real: llama.cpp. Default: real if the model is there.",
+)
 @click.option("--policy", metavar="NAME", help="Run the case under this policy instead of its own.")
 def command(file: Path, out: Path, engine: str | None, policy: str | None) -> ExitCode:
     """Run the case in the file CASE and draw its trace."""
@@ -34,8 +43,9 @@ def command(file: Path, out: Path, engine: str | None, policy: str | None) -> Ex
     try:
         make_policy(case.policy, **dict(case.policy_options))
     except ValueError as error:
-        raise UsageError("policy cannot be made", where=str(file), why=str(error),
-                         todo="see `parity policies`") from error
+        raise UsageError(
+            "policy cannot be made", where=str(file), why=str(error), todo="see `parity policies`"
+        ) from error
     view = look(case, engine)
     save_text(out, draw_trace(view))
     click.echo(f"{out}: {view.steps} steps of {len(view.lanes)} sessions under {view.policy}, {view.engine}")

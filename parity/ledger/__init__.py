@@ -1,7 +1,12 @@
 """Ledgers: what a run came to, counted from its history alone, each figure with its own denominator."""
 
 from parity.ledger.claims import (
-    BoundClaim, Coordinates, Measurement, NotComparable, claim_vtc_bound, difference,
+    BoundClaim,
+    Coordinates,
+    Measurement,
+    NotComparable,
+    claim_vtc_bound,
+    difference,
 )
 from parity.ledger.outcomes import Figure, OutcomeLedger, Served, ledger_of, served_sessions
 from parity.ledger.rows import causal_pairs, history_rows, prefill_chunks, realised_rows
@@ -9,9 +14,29 @@ from parity.ledger.service import ClientReport, ServiceLedger, client_reports, s
 from parity.ledger.tails import INSUFFICIENT, Tails, nearest_rank, tails_of, tpot_ms
 
 __all__ = [
-    "BoundClaim", "ClientReport", "Coordinates", "Figure", "INSUFFICIENT", "Measurement", "NotComparable",
-    "OutcomeLedger", "Served", "ServiceLedger", "Tails", "causal_pairs", "claim_vtc_bound", "client_reports",
-    "difference", "history_rows", "ledger_of", "nearest_rank", "prefill_chunks", "realised_rows",
+    "BoundClaim",
+    "ClientReport",
+    "Coordinates",
+    "Figure",
+    "INSUFFICIENT",
+    "Measurement",
+    "NotComparable",
+    "OutcomeLedger",
+    "Served",
+    "ServiceLedger",
+    "Tails",
+    "causal_pairs",
+    "claim_vtc_bound",
+    "client_reports",
+    "difference",
+    "history_rows",
+    "ledger_of",
+    "nearest_rank",
+    "prefill_chunks",
+    "realised_rows",
     "served_sessions",
-    "service_of", "starved_clients", "tails_of", "tpot_ms",
+    "service_of",
+    "starved_clients",
+    "tails_of",
+    "tpot_ms",
 ]

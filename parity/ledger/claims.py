@@ -48,8 +48,11 @@ def difference(first: Measurement, second: Measurement) -> float:
 
     Raises ``NotComparable`` unless every coordinate is equal. There is no ranking of more.
     """
-    unequal = [item.name for item in fields(Coordinates)
-               if getattr(first.coordinates, item.name) != getattr(second.coordinates, item.name)]
+    unequal = [
+        item.name
+        for item in fields(Coordinates)
+        if getattr(first.coordinates, item.name) != getattr(second.coordinates, item.name)
+    ]
     if unequal:
         raise NotComparable(f"not comparable: {', '.join(unequal)} differ")
     return second.value - first.value
@@ -78,28 +81,46 @@ class BoundClaim:
 PREMISES = ("algorithm", "both_backlogged", "work_conserving", "no_preemption", "bounds")
 
 
-def claim_vtc_bound(run: Run, first: str, second: str, *, start_ms: float, stop_ms: float,
-                    max_input_tokens: int,
-                    max_running_tokens: int, input_weight: int, output_weight: int) -> BoundClaim:
+def claim_vtc_bound(
+    run: Run,
+    first: str,
+    second: str,
+    *,
+    start_ms: float,
+    stop_ms: float,
+    max_input_tokens: int,
+    max_running_tokens: int,
+    input_weight: int,
+    output_weight: int,
+) -> BoundClaim:
     """Look for the premises in a run between ``start_ms`` and ``stop_ms``, and claim the bound only if all
     hold.
     """
     ledger = service_of(run, input_weight=input_weight, output_weight=output_weight, until_ms=stop_ms)
     options = dict(run.case.policy_options)
     premises = {
-        "algorithm": run.case.policy == "vtc" and options.get("input_weight", 1) == input_weight
+        "algorithm": run.case.policy == "vtc"
+        and options.get("input_weight", 1) == input_weight
         and options.get("output_weight", 2) == output_weight,
-        "both_backlogged": any(start <= start_ms and stop_ms <= stop
-                               for start, stop in ledger.joint_backlog(first, second)),
+        "both_backlogged": any(
+            start <= start_ms and stop_ms <= stop for start, stop in ledger.joint_backlog(first, second)
+        ),
         "work_conserving": _is_work_conserving(run, stop_ms),
         "no_preemption": not any(record.preempted for record in run.records if record.now_ms <= stop_ms),
         "bounds": max(len(session.prompt) for session in run.case.sessions) <= max_input_tokens
-        and max((sum(view.num_prompt_tokens + view.emitted for view in traced.flight.views.values())
-                 for traced in run.trace), default=0) <= max_running_tokens,
+        and max(
+            (
+                sum(view.num_prompt_tokens + view.emitted for view in traced.flight.views.values())
+                for traced in run.trace
+            ),
+            default=0,
+        )
+        <= max_running_tokens,
     }
     unit = max(input_weight * max_input_tokens, output_weight * max_running_tokens)
-    return BoundClaim(premises=premises, gap=ledger.gap(first, second),
-                      bound=2 * unit if all(premises.values()) else None)
+    return BoundClaim(
+        premises=premises, gap=ledger.gap(first, second), bound=2 * unit if all(premises.values()) else None
+    )
 
 
 def _is_work_conserving(run: Run, stop_ms: float) -> bool:
@@ -112,9 +133,11 @@ def _is_work_conserving(run: Run, stop_ms: float) -> bool:
         if len(plan.chunks) < record.running:
             return False
         reserved = sum(view.future_rows for view in views.values() if view.phase is Phase.DECODE)
-        full = (len(plan.chunks) >= run.case.max_num_seqs
-                or plan.ledger.num_tokens >= plan.ledger.max_num_batched_tokens
-                or record.cells_available - reserved < largest)
+        full = (
+            len(plan.chunks) >= run.case.max_num_seqs
+            or plan.ledger.num_tokens >= plan.ledger.max_num_batched_tokens
+            or record.cells_available - reserved < largest
+        )
         if record.waiting and not full:
             return False
     return True

@@ -59,8 +59,11 @@ class Served:
     def is_valid(self) -> bool:
         """Completed, with every declared objective met."""
         limit = self.slo
-        return (self.end is End.COMPLETED and (limit.ttft_ms is None or self.ttft_ms <= limit.ttft_ms)
-                and (limit.tbt_ms is None or all(gap <= limit.tbt_ms for gap in self.gaps_ms)))
+        return (
+            self.end is End.COMPLETED
+            and (limit.ttft_ms is None or self.ttft_ms <= limit.ttft_ms)
+            and (limit.tbt_ms is None or all(gap <= limit.tbt_ms for gap in self.gaps_ms))
+        )
 
 
 def served_sessions(run: Run, *, until_ms: float = float("inf")) -> list[Served]:
@@ -69,8 +72,9 @@ def served_sessions(run: Run, *, until_ms: float = float("inf")) -> list[Served]
     Raises ``UsageError`` for a run whose clock was made to jump: arrivals are counted in steps.
     """
     if any(fault.kind in (FaultKind.SLOW_STEP, FaultKind.CLOCK_JUMP) for fault in run.case.faults):
-        raise UsageError("a run with clock faults has no ledger", where="case",
-                         todo="drop slow_step and clock_jump")
+        raise UsageError(
+            "a run with clock faults has no ledger", where="case", todo="drop slow_step and clock_jump"
+        )
     emissions: dict[int, list[float]] = {}
     ended: dict[int, float] = {}
     for traced in run.trace:
@@ -87,10 +91,17 @@ def served_sessions(run: Run, *, until_ms: float = float("inf")) -> list[Served]
         end, ended_ms = _end_of(run, index), ended.get(index, arrival_ms)
         if end not in (End.REJECTED, End.OPEN) and ended_ms > until_ms:
             end = End.OPEN
-        made.append(Served(session=index, client_id=session.client_id, arrival_ms=arrival_ms, slo=session.slo,
-                           emissions_ms=tuple(ms for ms in emissions.get(index, ()) if ms <= until_ms),
-                           end=end,
-                           ended_ms=None if end is End.OPEN else ended_ms))
+        made.append(
+            Served(
+                session=index,
+                client_id=session.client_id,
+                arrival_ms=arrival_ms,
+                slo=session.slo,
+                emissions_ms=tuple(ms for ms in emissions.get(index, ()) if ms <= until_ms),
+                end=end,
+                ended_ms=None if end is End.OPEN else ended_ms,
+            )
+        )
     return made
 
 
@@ -109,9 +120,14 @@ def _end_of(run: Run, index: int) -> End:
 
 # Every published figure and what it is divided by.
 DENOMINATORS = {
-    "offered_attainment": "offered", "accepted_attainment": "accepted", "completed_attainment": "completed",
-    "offered_rate": "window_s", "request_throughput": "window_s", "request_goodput": "window_s",
-    "token_throughput": "window_s", "token_goodput": "window_s",
+    "offered_attainment": "offered",
+    "accepted_attainment": "accepted",
+    "completed_attainment": "completed",
+    "offered_rate": "window_s",
+    "request_throughput": "window_s",
+    "request_goodput": "window_s",
+    "token_throughput": "window_s",
+    "token_goodput": "window_s",
 }
 
 
@@ -176,9 +192,13 @@ class OutcomeLedger:
 
     def figure(self, name: str) -> Figure:
         """One published figure by name."""
-        counts = {"offered_rate": self.offered, "request_throughput": self.completed,
-                  "request_goodput": self.valid,
-                  "token_throughput": self.emitted_tokens, "token_goodput": self.valid_tokens}
+        counts = {
+            "offered_rate": self.offered,
+            "request_throughput": self.completed,
+            "request_goodput": self.valid,
+            "token_throughput": self.emitted_tokens,
+            "token_goodput": self.valid_tokens,
+        }
         denominator = DENOMINATORS[name]
         over = (
             Fraction(self.window_ms) / 1000
@@ -201,8 +221,14 @@ def ledger_of(served: Iterable[Served], *, window_ms: float) -> OutcomeLedger:
 
     valid = [item for item in cohort if item.is_valid]
     return OutcomeLedger(
-        window_ms=window_ms, offered=len(cohort), valid=len(valid), late=count(End.COMPLETED) - len(valid),
-        failed=count(End.FAILED), cancelled=count(End.CANCELLED), rejected=count(End.REJECTED),
+        window_ms=window_ms,
+        offered=len(cohort),
+        valid=len(valid),
+        late=count(End.COMPLETED) - len(valid),
+        failed=count(End.FAILED),
+        cancelled=count(End.CANCELLED),
+        rejected=count(End.REJECTED),
         open=count(End.OPEN),
         emitted_tokens=sum(len(item.emissions_ms) for item in cohort),
-        valid_tokens=sum(len(item.emissions_ms) for item in valid))
+        valid_tokens=sum(len(item.emissions_ms) for item in valid),
+    )

@@ -40,6 +40,7 @@ def realised_rows(plan: IterationPlan, *, used_rows: int, hidden_rows: dict[str,
 
     ``hidden_rows`` is revealed to this evaluation only, after the plan is made.
     """
-    entered = [intent.request_id for intent in plan.intents
-               if intent.kind in (IntentKind.ADMIT, IntentKind.RESUME)]
+    entered = [
+        intent.request_id for intent in plan.intents if intent.kind in (IntentKind.ADMIT, IntentKind.RESUME)
+    ]
     return used_rows + sum(hidden_rows[request_id] for request_id in entered)

@@ -47,9 +47,11 @@ class ServiceLedger:
 
     def backlog(self, client_id: str) -> list[tuple[float, float]]:
         """Intervals (start, stop) in ms in which the client had a live request, merged and in order."""
-        spans = sorted((item.arrival_ms, float("inf") if item.ended_ms is None else item.ended_ms)
-                       for item in self.served if item.client_id == client_id
-                       and item.end is not End.REJECTED)
+        spans = sorted(
+            (item.arrival_ms, float("inf") if item.ended_ms is None else item.ended_ms)
+            for item in self.served
+            if item.client_id == client_id and item.end is not End.REJECTED
+        )
         merged: list[tuple[float, float]] = []
         for start, stop in spans:
             if merged and start <= merged[-1][1]:
@@ -80,8 +82,9 @@ class ServiceLedger:
         return largest
 
 
-def service_of(run: Run, *, input_weight: int = 1, output_weight: int = 2,
-               until_ms: float = float("inf")) -> ServiceLedger:
+def service_of(
+    run: Run, *, input_weight: int = 1, output_weight: int = 2, until_ms: float = float("inf")
+) -> ServiceLedger:
     """Read the completed service off a run's results; planned and failed work never appears."""
     events = []
     for traced in run.trace:
@@ -93,11 +96,18 @@ def service_of(run: Run, *, input_weight: int = 1, output_weight: int = 2,
             prefilled = item.after - item.before if view.phase_at(item.before) is Phase.PREFILL else 0
             outputs = int(item.token is not None)
             if prefilled or outputs:
-                events.append(ServiceEvent(at_ms=result.finished_ms, session=view.index,
-                                           client_id=view.request.client_id, input_rows=prefilled,
-                                           outputs=outputs))
-    return ServiceLedger(tuple(events), tuple(served_sessions(run, until_ms=until_ms)), input_weight,
-                         output_weight)
+                events.append(
+                    ServiceEvent(
+                        at_ms=result.finished_ms,
+                        session=view.index,
+                        client_id=view.request.client_id,
+                        input_rows=prefilled,
+                        outputs=outputs,
+                    )
+                )
+    return ServiceLedger(
+        tuple(events), tuple(served_sessions(run, until_ms=until_ms)), input_weight, output_weight
+    )
 
 
 def starved_clients(ledger: ServiceLedger, *, start_ms: float, stop_ms: float) -> list[str]:
@@ -105,8 +115,9 @@ def starved_clients(ledger: ServiceLedger, *, start_ms: float, stop_ms: float) -
     starved = []
     for client_id in dict.fromkeys(item.client_id for item in ledger.served):
         eligible = any(start <= start_ms and stop_ms <= stop for start, stop in ledger.backlog(client_id))
-        served = any(event.client_id == client_id and start_ms < event.at_ms <= stop_ms
-                     for event in ledger.events)
+        served = any(
+            event.client_id == client_id and start_ms < event.at_ms <= stop_ms for event in ledger.events
+        )
         if eligible and not served:
             starved.append(client_id)
     return starved
@@ -123,15 +134,24 @@ class ClientReport:
     outcomes: OutcomeLedger
 
 
-def client_reports(run: Run, *, window_ms: float, input_weight: int = 1,
-                   output_weight: int = 2) -> Mapping[str, ClientReport]:
+def client_reports(
+    run: Run, *, window_ms: float, input_weight: int = 1, output_weight: int = 2
+) -> Mapping[str, ClientReport]:
     """One report per client over ``[0, window_ms]``."""
     ledger = service_of(run, input_weight=input_weight, output_weight=output_weight, until_ms=window_ms)
     totals = ledger.totals()
     starved = starved_clients(ledger, start_ms=0.0, stop_ms=window_ms)
-    return {client_id: ClientReport(
-        client_id=client_id, service=totals[client_id], starved=client_id in starved,
-        largest_gap=max((ledger.gap(client_id, other) for other in totals if other != client_id), default=0),
-        outcomes=ledger_of((item for item in ledger.served if item.client_id == client_id),
-                           window_ms=window_ms))
-        for client_id in totals}
+    return {
+        client_id: ClientReport(
+            client_id=client_id,
+            service=totals[client_id],
+            starved=client_id in starved,
+            largest_gap=max(
+                (ledger.gap(client_id, other) for other in totals if other != client_id), default=0
+            ),
+            outcomes=ledger_of(
+                (item for item in ledger.served if item.client_id == client_id), window_ms=window_ms
+            ),
+        )
+        for client_id in totals
+    }

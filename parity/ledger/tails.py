@@ -23,8 +23,8 @@ def nearest_rank(values: Sequence[float], percent: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tails:
-    """Mean and percentiles of one population; a percentile that the sample cannot carry is ``INSUFFICIENT``.
-    """
+    """Mean and percentiles of one population; a percentile that the sample cannot carry is
+    ``INSUFFICIENT``."""
 
     population: str
     count: int
@@ -41,8 +41,10 @@ class Tails:
 
 def tails_of(values: Sequence[float], *, population: str) -> Tails:
     """Percentiles of ``values``, each if there are enough of them."""
-    reported = {f"p{percent}": nearest_rank(values, percent) if len(values) >= least else INSUFFICIENT
-                for percent, least in LEAST_SAMPLE.items()}
+    reported = {
+        f"p{percent}": nearest_rank(values, percent) if len(values) >= least else INSUFFICIENT
+        for percent, least in LEAST_SAMPLE.items()
+    }
     mean = math.fsum(values) / len(values) if values else None
     return Tails(population=population, count=len(values), mean=mean, **reported)
 

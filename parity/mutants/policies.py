@@ -36,14 +36,18 @@ def contract_trial(name: str, policy: str, check: Callable[[str], Iterable[str]]
 
 @contextmanager
 def reads_hidden_lengths(reach: Reach) -> Iterator[None]:
-    """Waiting sessions in order of their realised output lengths, which the policy was told behind its back.
-    """
+    """Waiting sessions in order of their realised output lengths, which the policy was told behind its
+    back."""
     truth: dict[str, int] = {}
 
     def told(original: Callable[..., None]) -> Callable[..., None]:
         def init(self: Driver, case: Any, *rest: Any, **named: Any) -> None:
-            truth.update({f"s{index}": session.hidden_output_tokens or session.max_tokens
-                          for index, session in enumerate(case.sessions)})
+            truth.update(
+                {
+                    f"s{index}": session.hidden_output_tokens or session.max_tokens
+                    for index, session in enumerate(case.sessions)
+                }
+            )
             original(self, case, *rest, **named)
 
         return init
@@ -110,8 +114,9 @@ def newest_first(original: Callable[..., Any], reach: Reach) -> Callable[..., An
 def charges_planned_work(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
     """The prompt counts as completed service when its session enters, not when its rows are done."""
 
-    def observe(self: VtcCompleted, memory: Any, event: str, view: SessionView, now_ms: float,
-                amount: int = 0) -> Any:
+    def observe(
+        self: VtcCompleted, memory: Any, event: str, view: SessionView, now_ms: float, amount: int = 0
+    ) -> Any:
         before = memory.done
         memory = original(self, memory, event, view, now_ms, amount)
         if event in ("admitted", "resumed"):
@@ -149,34 +154,56 @@ def plans_cells(original: Callable[..., Any], reach: Reach) -> Callable[..., Any
         plan = original(self)
         if plan.chunks:
             reach()
-        chunks = tuple(ChunkWithCells(c.request_id, c.generation, c.version, c.start, c.stop, (1, 2))
-                       for c in plan.chunks)
+        chunks = tuple(
+            ChunkWithCells(c.request_id, c.generation, c.version, c.start, c.stop, (1, 2))
+            for c in plan.chunks
+        )
         return replace(plan, chunks=chunks)
 
     return build
 
 
 def _mutant(name: str, fault: str, plant: Any, trial: Trial) -> Mutant:
-    return Mutant(name=name, fault=fault, part="policies", killers=(Killer.CONTRACT,), plant=plant,
-                  trials=(trial,))
+    return Mutant(
+        name=name, fault=fault, part="policies", killers=(Killer.CONTRACT,), plant=plant, trials=(trial,)
+    )
 
 
 MUTANTS = (
-    _mutant("policy_reads_hidden_lengths", "A policy orders waiting sessions by what they will really emit.",
-            reads_hidden_lengths, contract_trial("equal plans after equal results", "fcfs", check_hidden)),
-    _mutant("policy_iterates_a_set", "Waiting sessions are considered in the order of a set.",
-            method_plant(Policy, "waiting_order", iterates_a_set),
-            Trial(name="processes with other string hashes", run=set_order_differs)),
-    _mutant("policy_starves", "The newest waiting session is always considered first.",
-            method_plant(Policy, "waiting_order", newest_first),
-            contract_trial("endless pressure", "fcfs", check_progress)),
-    _mutant("policy_charges_planned_work", "A prompt is published as service when its session enters.",
-            method_plant(VtcCompleted, "observe", charges_planned_work),
-            contract_trial("failed steps and a preemption", "vtc_completed", check_service)),
-    _mutant("deadline_restarts", "A deadline counts from the decision instead of the arrival.",
-            method_plant(least_slack_module, "slack_ms", restarts_the_clock),
-            contract_trial("original clocks", "least_slack", check_clocks)),
-    _mutant("plan_holds_cells", "A plan says in which cells its rows will lie.",
-            method_plant(PlanBuilder, "build", plans_cells),
-            contract_trial("logical plans", "fcfs", check_plans)),
+    _mutant(
+        "policy_reads_hidden_lengths",
+        "A policy orders waiting sessions by what they will really emit.",
+        reads_hidden_lengths,
+        contract_trial("equal plans after equal results", "fcfs", check_hidden),
+    ),
+    _mutant(
+        "policy_iterates_a_set",
+        "Waiting sessions are considered in the order of a set.",
+        method_plant(Policy, "waiting_order", iterates_a_set),
+        Trial(name="processes with other string hashes", run=set_order_differs),
+    ),
+    _mutant(
+        "policy_starves",
+        "The newest waiting session is always considered first.",
+        method_plant(Policy, "waiting_order", newest_first),
+        contract_trial("endless pressure", "fcfs", check_progress),
+    ),
+    _mutant(
+        "policy_charges_planned_work",
+        "A prompt is published as service when its session enters.",
+        method_plant(VtcCompleted, "observe", charges_planned_work),
+        contract_trial("failed steps and a preemption", "vtc_completed", check_service),
+    ),
+    _mutant(
+        "deadline_restarts",
+        "A deadline counts from the decision instead of the arrival.",
+        method_plant(least_slack_module, "slack_ms", restarts_the_clock),
+        contract_trial("original clocks", "least_slack", check_clocks),
+    ),
+    _mutant(
+        "plan_holds_cells",
+        "A plan says in which cells its rows will lie.",
+        method_plant(PlanBuilder, "build", plans_cells),
+        contract_trial("logical plans", "fcfs", check_plans),
+    ),
 )

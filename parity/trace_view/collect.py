@@ -31,8 +31,12 @@ def view_of_real_run(case: Case) -> TraceView:
     try:
         data = shared_worker(profile.environment).call("parity.trace_view.collect:collect_here", arguments)
     except WorkerDied as death:
-        raise UsageError("the case ended its process", where=case.model, why=death.reason,
-                         todo="look at it with --engine exact") from death
+        raise UsageError(
+            "the case ended its process",
+            where=case.model,
+            why=death.reason,
+            todo="look at it with --engine exact",
+        ) from death
     return TraceView.from_data(data)
 
 
@@ -52,18 +56,40 @@ def trace_of(run: Run, *, engine: str) -> TraceView:
     bars = tuple(bar for traced in run.trace for bar in _bars(traced))
     marks = [mark for traced in run.trace for mark in _marks(traced)]
     lanes = tuple(_lane(run, index, bars, marks) for index in range(len(case.sessions)))
-    marks += [Mark(step=start, session=lane.session, kind="preempt") for lane in lanes for start, _ in lane.suspensions]
+    marks += [
+        Mark(step=start, session=lane.session, kind="preempt")
+        for lane in lanes
+        for start, _ in lane.suspensions
+    ]
     gauges = tuple(
-        Gauge(step=traced.step, running=record.running, waiting=record.waiting, suspended=record.suspended,
-              prefill=record.prefill_tokens, decode=record.decode_tokens, rebuild=record.recompute_tokens,
-              cells_used=record.cells_used, cells_available=record.cells_available, cells_shared=record.cells_shared,
-              preempted=record.preempted, failed=bool(record.engine_failures))
-        for traced, record in zip(run.trace, run.records, strict=False))
+        Gauge(
+            step=traced.step,
+            running=record.running,
+            waiting=record.waiting,
+            suspended=record.suspended,
+            prefill=record.prefill_tokens,
+            decode=record.decode_tokens,
+            rebuild=record.recompute_tokens,
+            cells_used=record.cells_used,
+            cells_available=record.cells_available,
+            cells_shared=record.cells_shared,
+            preempted=record.preempted,
+            failed=bool(record.engine_failures),
+        )
+        for traced, record in zip(run.trace, run.records, strict=False)
+    )
     options = ", ".join(f"{name}={value}" for name, value in case.policy_options)
-    return TraceView(title=f"{case.family}, {case.layout.value} layout, {len(case.sessions)} sessions", engine=engine,
-                     policy=f"{case.policy}({options})" if options else case.policy,
-                     budget=case.max_num_batched_tokens, lanes=lanes, bars=bars, marks=tuple(marks), gauges=gauges,
-                     notes=(*run.problems, *run.failures))
+    return TraceView(
+        title=f"{case.family}, {case.layout.value} layout, {len(case.sessions)} sessions",
+        engine=engine,
+        policy=f"{case.policy}({options})" if options else case.policy,
+        budget=case.max_num_batched_tokens,
+        lanes=lanes,
+        bars=bars,
+        marks=tuple(marks),
+        gauges=gauges,
+        notes=(*run.problems, *run.failures),
+    )
 
 
 def _bars(traced: TraceStep) -> list[Bar]:
@@ -71,9 +97,17 @@ def _bars(traced: TraceStep) -> list[Bar]:
     bars = []
     for chunk in traced.flight.plan.chunks:
         item = done.get(chunk.request_id)
-        bars.append(Bar(step=traced.step, session=session_index(chunk.request_id), start=chunk.start, stop=chunk.stop,
-                        phase=phase_at(traced.flight.views[chunk.request_id], chunk.start).value,
-                        emitted=item is not None and item.token is not None, completed=item is not None))
+        bars.append(
+            Bar(
+                step=traced.step,
+                session=session_index(chunk.request_id),
+                start=chunk.start,
+                stop=chunk.stop,
+                phase=phase_at(traced.flight.views[chunk.request_id], chunk.start).value,
+                emitted=item is not None and item.token is not None,
+                completed=item is not None,
+            )
+        )
     return bars
 
 
@@ -101,17 +135,28 @@ def _lane(run: Run, index: int, bars: tuple[Bar, ...], marks: list[Mark]) -> Lan
         rejected = [mark.step for mark in marks if mark.session == index and mark.kind == "reject"]
         if rejected:
             reason, end = "rejected", rejected[0]
-    return Lane(session=index, client_id=session.client_id, priority=session.priority,
-                prompt_tokens=len(session.prompt), max_tokens=session.max_tokens, arrival=session.arrival_step,
-                first=own[0] if own else None, end=end, reason=reason,
-                outputs=len(completion.tokens) if completion else 0,
-                suspensions=_suspensions([bar for bar in bars if bar.session == index]))
+    return Lane(
+        session=index,
+        client_id=session.client_id,
+        priority=session.priority,
+        prompt_tokens=len(session.prompt),
+        max_tokens=session.max_tokens,
+        arrival=session.arrival_step,
+        first=own[0] if own else None,
+        end=end,
+        reason=reason,
+        outputs=len(completion.tokens) if completion else 0,
+        suspensions=_suspensions([bar for bar in bars if bar.session == index]),
+    )
 
 
 def _suspensions(own: list[Bar]) -> tuple[tuple[int, int], ...]:
     """From the step after a session's last rows to the step that began to compute some of them again."""
-    return tuple((before.step + 1, bar.step) for before, bar in zip(own, own[1:], strict=False)
-                 if bar.start < before.stop or not before.completed)
+    return tuple(
+        (before.step + 1, bar.step)
+        for before, bar in zip(own, own[1:], strict=False)
+        if bar.start < before.stop or not before.completed
+    )
 
 
 ENGINES: dict[str, Callable[[Case], TraceView]] = {"exact": view_of_exact_run, "real": view_of_real_run}

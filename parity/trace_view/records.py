@@ -93,9 +93,16 @@ class TraceView:
     @staticmethod
     def from_data(data: dict[str, Any]) -> TraceView:
         """What ``to_data`` made, after JSON."""
-        lanes = tuple(Lane(**{**lane, "suspensions": tuple(map(tuple, lane["suspensions"]))})
-                      for lane in data["lanes"])
-        return TraceView(**{**data, "lanes": lanes, "bars": tuple(Bar(**bar) for bar in data["bars"]),
-                            "marks": tuple(Mark(**mark) for mark in data["marks"]),
-                            "gauges": tuple(Gauge(**gauge) for gauge in data["gauges"]),
-                            "notes": tuple(data["notes"])})
+        lanes = tuple(
+            Lane(**{**lane, "suspensions": tuple(map(tuple, lane["suspensions"]))}) for lane in data["lanes"]
+        )
+        return TraceView(
+            **{
+                **data,
+                "lanes": lanes,
+                "bars": tuple(Bar(**bar) for bar in data["bars"]),
+                "marks": tuple(Mark(**mark) for mark in data["marks"]),
+                "gauges": tuple(Gauge(**gauge) for gauge in data["gauges"]),
+                "notes": tuple(data["notes"]),
+            }
+        )

@@ -31,8 +31,7 @@ class Sarathi(Policy):
             "offline batches",
         ),
         starvation_free=False,
-        progress="a chunk as large as the budget starves decodes while prompts keep coming; so does too little "
-        "room beside it, the decodes of higher index",
+        progress="a chunk that fills the budget starves decodes while prompts keep coming",
         source="SARATHI; M5.2 0x09",
     )
 

@@ -47,7 +47,7 @@ class VllmFcfs(Policy):
             "full-input reservation and other optional controls",
         ),
         starvation_free=False,
-        progress="nobody preempts the head of the running queue; the waiting starve while the running lack rows",
+        progress="nobody preempts the head of the running queue; others starve while it lacks rows",
         source="vLLM v0.23.0, Scheduler.schedule; M5.2 0x0D",
     )
 

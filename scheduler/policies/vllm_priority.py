@@ -20,7 +20,7 @@ class VllmPriority(VllmFcfs):
         VllmFcfs.contract,
         protected_identity="priority class, within it order of arrival",
         decision="rows of each running request, then of waiting ones by priority; whom to preempt",
-        progress="a low priority starves while higher ones keep arriving; nobody preempts the most favoured one",
+        progress="low priorities starve while higher ones keep arriving; nobody preempts the highest",
     )
 
     def queue_key(self, state: SchedulerState, view: SessionView) -> tuple:

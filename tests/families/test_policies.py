@@ -1,4 +1,5 @@
-"""No policy changes a session's bits on llama.cpp: every policy on two families, on all nightly; generated cases."""
+"""No policy changes a session's bits on llama.cpp: every policy on two families, on all nightly; generated
+cases."""
 
 from __future__ import annotations
 
@@ -14,14 +15,25 @@ from scheduler.limits import Layout
 from scheduler.policies import policy_names
 
 # Marks that a policy's own shape rules out on the fixed case.
-WITHOUT = {"fixed_batch": ("mixed_step",), "single_lane": ("concurrent", "mixed_step"), "sglang_adder": ("mixed_step",)}
-# One policy of its own kind per family for generated cases: preempting, queueing, chunking, quota, client order.
-SPREAD = {"llama": "vllm_fcfs", "deepseek2": "fastserve_mlfq", "gemma2": "sarathi", "falcon_h1": "sglang_adder",
-          "qwen3next": "vtc_completed"}
+WITHOUT = {
+    "fixed_batch": ("mixed_step",),
+    "single_lane": ("concurrent", "mixed_step"),
+    "sglang_adder": ("mixed_step",),
+}
+# One policy of its own kind per family for generated cases: preempting, queueing, chunking, quota, client
+# order.
+SPREAD = {
+    "llama": "vllm_fcfs",
+    "deepseek2": "fastserve_mlfq",
+    "gemma2": "sarathi",
+    "falcon_h1": "sglang_adder",
+    "qwen3next": "vtc_completed",
+}
 
 
 def spread() -> list:
-    """(family, policy): every policy on two families, so every family under seven policies; the rest is nightly."""
+    """(family, policy): every policy on two families, so every family under seven policies; the rest is
+    nightly."""
     families, pairs = family_params(), []
     for number, policy in enumerate(policy_names()):
         for offset, family in enumerate(families):
@@ -43,8 +55,14 @@ def test_policy_changes_no_bit_of_a_session(family: str, policy: str) -> None:
 
 @pytest.mark.parametrize("family", family_params())
 def test_generated_cases_under_a_spread_of_policies(family: str, tmp_path) -> None:
-    result = run_suite(family, Layout.UNIFIED, policy=SPREAD[family], min_sessions=60, failures=tmp_path,
-                       marks=("shared", "preempted", "resumed", "chunked", "concurrent"))
+    result = run_suite(
+        family,
+        Layout.UNIFIED,
+        policy=SPREAD[family],
+        min_sessions=60,
+        failures=tmp_path,
+        marks=("shared", "preempted", "resumed", "chunked", "concurrent"),
+    )
 
     assert result.verdict is Verdict.PASS, f"{result.reason}\n{result.explanation}"
     assert result.bit_identical == result.sessions >= 60

@@ -21,8 +21,11 @@ from parity.trace_view.draw import draw_trace
 from parity.trace_view.records import TraceView
 from scheduler.limits import Layout
 
-FAULTS = (Fault(kind=FaultKind.DECODE_ERROR, step=17), Fault(kind=FaultKind.CANCEL, step=15, session=4),
-          Fault(kind=FaultKind.PREEMPT, step=8, session=1))
+FAULTS = (
+    Fault(kind=FaultKind.DECODE_ERROR, step=17),
+    Fault(kind=FaultKind.CANCEL, step=15, session=4),
+    Fault(kind=FaultKind.PREEMPT, step=8, session=1),
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +37,11 @@ def busy():
 
 def test_every_planned_chunk_is_one_bar_of_its_phase(busy):
     run, view = busy
-    planned = [(traced.step, chunk.request_id, chunk.start, chunk.stop) for traced in run.trace
-               for chunk in traced.flight.plan.chunks]
+    planned = [
+        (traced.step, chunk.request_id, chunk.start, chunk.stop)
+        for traced in run.trace
+        for chunk in traced.flight.plan.chunks
+    ]
     assert [(bar.step, f"s{bar.session}", bar.start, bar.stop) for bar in view.bars] == planned
     assert {bar.phase for bar in view.bars} == {"prefill", "decode", "rebuild"}
 
@@ -66,14 +72,19 @@ def test_a_lost_session_is_suspended_until_it_computes_its_rows_again(busy):
 
 def test_a_share_mark_says_how_many_tokens_came_from_a_prefix(busy):
     run, view = busy
-    assert sum(mark.amount for mark in view.marks if mark.kind == "share") \
-        == sum(record.prefix_tokens_saved for record in run.records) > 0
+    assert (
+        sum(mark.amount for mark in view.marks if mark.kind == "share")
+        == sum(record.prefix_tokens_saved for record in run.records)
+        > 0
+    )
 
 
 def test_gauges_are_the_telemetry(busy):
     run, view = busy
     assert [(g.running, g.waiting, g.suspended, g.prefill, g.decode, g.rebuild) for g in view.gauges] == [
-        (r.running, r.waiting, r.suspended, r.prefill_tokens, r.decode_tokens, r.recompute_tokens) for r in run.records]
+        (r.running, r.waiting, r.suspended, r.prefill_tokens, r.decode_tokens, r.recompute_tokens)
+        for r in run.records
+    ]
 
 
 def test_data_of_a_picture_survives_json(busy):
@@ -101,7 +112,9 @@ def test_names_in_a_case_cannot_break_the_page():
 def test_command_draws_a_case_on_either_engine(engine, tmp_path):
     file, out = tmp_path / "case.json", tmp_path / "trace.html"
     file.write_text(landmark("qwen3next", Layout.UNIFIED, policy="sarathi_serve").to_json())
-    result = CliRunner().invoke(command, [str(file), "--html", str(out), "--engine", engine], standalone_mode=False)
+    result = CliRunner().invoke(
+        command, [str(file), "--html", str(out), "--engine", engine], standalone_mode=False
+    )
     assert result.exception is None and result.return_value is ExitCode.PASS
     assert "9 sessions under sarathi_serve" in result.output
     assert ("llama.cpp" if engine == "real" else "exact engine") in out.read_text()
@@ -110,20 +123,32 @@ def test_command_draws_a_case_on_either_engine(engine, tmp_path):
 def test_command_runs_a_case_under_another_policy(tmp_path):
     file, out = tmp_path / "case.json", tmp_path / "trace.html"
     file.write_text(busy_case("fcfs").to_json())
-    result = CliRunner().invoke(command, [str(file), "--html", str(out), "--engine", "exact", "--policy", "orca"],
-                                standalone_mode=False)
+    result = CliRunner().invoke(
+        command,
+        [str(file), "--html", str(out), "--engine", "exact", "--policy", "orca"],
+        standalone_mode=False,
+    )
     assert result.return_value is ExitCode.PASS
     assert "<h1>orca</h1>" in out.read_text()
 
 
-@pytest.mark.parametrize(("text", "options", "said"), [
-    ("{}", [], "case cannot be read"), (None, [], "case file cannot be read"),
-    ("case", ["--policy", "fastest"], "policy cannot be made")])
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("{}", [], "case cannot be read"),
+        (None, [], "case file cannot be read"),
+        ("case", ["--policy", "fastest"], "policy cannot be made"),
+    ],
+)
 def test_command_says_in_one_line_what_is_wrong(text, options, said, tmp_path):
     file = tmp_path / "case.json"
     if text is not None:
         file.write_text(busy_case("fcfs").to_json() if text == "case" else text)
     with pytest.raises(UsageError, match=said):
-        CliRunner().invoke(command, [str(file), "--html", str(tmp_path / "x.html"), "--engine", "exact", *options],
-                           standalone_mode=False, catch_exceptions=False)
+        CliRunner().invoke(
+            command,
+            [str(file), "--html", str(tmp_path / "x.html"), "--engine", "exact", *options],
+            standalone_mode=False,
+            catch_exceptions=False,
+        )
     assert callable(main) and not (tmp_path / "x.html").exists()

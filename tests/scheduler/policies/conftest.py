@@ -1,4 +1,5 @@
-"""Each contract test says which policies it ran, so that `parity policies --check` can count them by policy."""
+"""Each contract test says which policies it ran, so that `parity policies --check` can count them by
+policy."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ MEASURES = {"sweep_goodput": "dist_goodput"}  # what a test calls, and whose con
 
 @pytest.fixture(autouse=True)
 def _says_its_policies(request, monkeypatch, record_property):
-    made: dict[str, None] = dict.fromkeys(measure for function, measure in MEASURES.items()
-                                          if function in request.function.__code__.co_names)
+    made: dict[str, None] = dict.fromkeys(
+        measure for function, measure in MEASURES.items() if function in request.function.__code__.co_names
+    )
     original = scheduler.policies.policy_class
 
     def noted(name: str):

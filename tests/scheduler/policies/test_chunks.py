@@ -18,15 +18,21 @@ def pairs_of(chunks) -> list[int]:
 def test_twelve_rows_have_78_causal_pairs_whatever_the_chunk(size):
     played = play(session(12, 1), policy="sarathi", options={"chunk_tokens": size})
     chunks = prefill_chunks(played.run, 0)
-    assert [stop - start for start,
-            stop in chunks] == [size] * (12 // size) + ([12 % size] if 12 % size else [])
+    assert [stop - start for start, stop in chunks] == [size] * (12 // size) + (
+        [12 % size] if 12 % size else []
+    )
     assert sum(pairs_of(chunks)) == 78
 
 
 def three_decodes_and_a_prompt_of_ten():
     decodes = [session(1, 20, first_token=2000 + 100 * i) for i in range(3)]
-    return play(*decodes, session(10, 1, at=3), policy="sarathi", options={"chunk_tokens": 4},
-                max_num_batched_tokens=8)
+    return play(
+        *decodes,
+        session(10, 1, at=3),
+        policy="sarathi",
+        options={"chunk_tokens": 4},
+        max_num_batched_tokens=8,
+    )
 
 
 def test_ten_rows_as_4_4_2_have_10_26_19_pairs_and_12_rows_read_again():
@@ -44,8 +50,14 @@ def test_all_three_decodes_ride_with_every_chunk():
 
 def test_sixteen_rows_by_four_have_136_pairs_24_rows_read_again_and_four_riders():
     decodes = [session(1, 20, first_token=2000 + 100 * i) for i in range(4)]
-    played = play(*decodes, session(16, 1, at=4), policy="sarathi", options={"chunk_tokens": 4},
-                  max_num_batched_tokens=8, max_num_seqs=8)
+    played = play(
+        *decodes,
+        session(16, 1, at=4),
+        policy="sarathi",
+        options={"chunk_tokens": 4},
+        max_num_batched_tokens=8,
+        max_num_seqs=8,
+    )
     chunks = prefill_chunks(played.run, 4)
     assert len(chunks) == 4
     assert sum(pairs_of(chunks)) == 136
@@ -54,33 +66,60 @@ def test_sixteen_rows_by_four_have_136_pairs_24_rows_read_again_and_four_riders(
     assert [len(step) - 1 for step in rows_per_step(played) if "s4" in step] == [4, 4, 4, 4]
 
 
-@pytest.mark.parametrize(("decodes", "budget", "seqs", "chunk", "prompt"), [
-    (4, 8, 8, 4, 16), (4, 6, 8, 4, 16), (4, 4, 8, 4, 16), (6, 16, 4, 4, 16), (5, 9, 16, 6, 3),
-    (2, 64, 16, 8, 8)])
-def test_sarathi_piggybacks_the_minimum_of_decodes_rows_and_sequences_left(decodes, budget, seqs, chunk,
-                                                                           prompt):
+@pytest.mark.parametrize(
+    ("decodes", "budget", "seqs", "chunk", "prompt"),
+    [
+        (4, 8, 8, 4, 16),
+        (4, 6, 8, 4, 16),
+        (4, 4, 8, 4, 16),
+        (6, 16, 4, 4, 16),
+        (5, 9, 16, 6, 3),
+        (2, 64, 16, 8, 8),
+    ],
+)
+def test_sarathi_piggybacks_the_minimum_of_decodes_rows_and_sequences_left(
+    decodes, budget, seqs, chunk, prompt
+):
     # The decodes are spread so that they have all started; one sequence is kept for the prompt.
     decodes = min(decodes, seqs - 1)
     started = [session(1, 80, first_token=2000 + 100 * i) for i in range(decodes)]
-    played = play(*started, session(prompt, 1, at=40), policy="sarathi", options={"chunk_tokens": chunk},
-                  max_num_batched_tokens=budget, max_num_seqs=seqs)
+    played = play(
+        *started,
+        session(prompt, 1, at=40),
+        policy="sarathi",
+        options={"chunk_tokens": chunk},
+        max_num_batched_tokens=budget,
+        max_num_seqs=seqs,
+    )
     first = next(step for step in rows_per_step(played) if f"s{decodes}" in step)
     assert first[f"s{decodes}"] == min(chunk, prompt)
     assert len(first) - 1 == min(decodes, max(budget - min(chunk, prompt), 0), max(seqs - 1, 0))
 
 
 def test_sarathi_has_one_chunk_per_step_however_many_prompts_wait():
-    played = play(*[session(9, 3, first_token=2000 + 100 * i) for i in range(4)], policy="sarathi",
-                  options={"chunk_tokens": 4})
+    played = play(
+        *[session(9, 3, first_token=2000 + 100 * i) for i in range(4)],
+        policy="sarathi",
+        options={"chunk_tokens": 4},
+    )
     for traced in played.run.trace:
-        assert sum(c.stop <= 9 and traced.flight.views[c.request_id].emitted == 0
-                   for c in traced.flight.plan.chunks) <= 1
+        assert (
+            sum(
+                c.stop <= 9 and traced.flight.views[c.request_id].emitted == 0
+                for c in traced.flight.plan.chunks
+            )
+            <= 1
+        )
 
 
 def test_4096_rows_by_640_are_six_chunks_and_one_of_256_with_128_rows_left():
-    played = play(session(4096, 1), policy="sarathi", options={"chunk_tokens": 640},
-                  max_num_batched_tokens=768,
-                  pool_cells=5000)
+    played = play(
+        session(4096, 1),
+        policy="sarathi",
+        options={"chunk_tokens": 640},
+        max_num_batched_tokens=768,
+        pool_cells=5000,
+    )
     sizes = [stop - start for start, stop in prefill_chunks(played.run, 0)]
     assert sizes == [640] * 6 + [256]
     ledger = played.run.trace[0].flight.plan.ledger
@@ -89,29 +128,45 @@ def test_4096_rows_by_640_are_six_chunks_and_one_of_256_with_128_rows_left():
 
 def test_sarathi_serve_runs_all_decodes_then_the_partial_prefill_within_tau_then_new_ones():
     decodes = [session(1, 20, first_token=2000 + 100 * i) for i in range(3)]
-    played = play(*decodes, session(10, 2, at=3, first_token=4000), session(4, 1, at=3, first_token=5000),
-                  policy="sarathi_serve", options={"tau": 8})
+    played = play(
+        *decodes,
+        session(10, 2, at=3, first_token=4000),
+        session(4, 1, at=3, first_token=5000),
+        policy="sarathi_serve",
+        options={"tau": 8},
+    )
     assert rows_per_step(played)[3:6] == [
-        {"s0": 1, "s1": 1, "s2": 1, "s3": 5}, {"s0": 1, "s1": 1, "s2": 1, "s3": 5},
-        {"s0": 1, "s1": 1, "s2": 1, "s3": 1, "s4": 4}]
+        {"s0": 1, "s1": 1, "s2": 1, "s3": 5},
+        {"s0": 1, "s1": 1, "s2": 1, "s3": 5},
+        {"s0": 1, "s1": 1, "s2": 1, "s3": 1, "s4": 4},
+    ]
 
 
 def test_sarathi_serve_never_leaves_a_decode_out_while_a_prefill_runs():
-    played = play(*[session(7, 9, at=2 * i, first_token=2000 + 100 * i) for i in range(6)],
-                  policy="sarathi_serve",
-                  options={"tau": 9})
+    played = play(
+        *[session(7, 9, at=2 * i, first_token=2000 + 100 * i) for i in range(6)],
+        policy="sarathi_serve",
+        options={"tau": 9},
+    )
     emitting: set[str] = set()
     for traced in played.run.trace:
         step = {c.request_id for c in traced.flight.plan.chunks}
         assert len(emitting - step) == 0
-        emitting = {f"s{i}" for i, steps in played.run.emitted_at.items()
-                    if steps[0] <= traced.step and len([s for s in steps if s <= traced.step]) < 9}
+        emitting = {
+            f"s{i}"
+            for i, steps in played.run.emitted_at.items()
+            if steps[0] <= traced.step and len([s for s in steps if s <= traced.step]) < 9
+        }
 
 
 def test_orca_stops_at_the_first_that_does_not_fit_and_never_skips_to_a_smaller_one():
-    played = play(session(4, 5), session(4, 5, first_token=2000), session(1, 1, first_token=3000),
-                  policy="orca",
-                  pool_cells=12)
+    played = play(
+        session(4, 5),
+        session(4, 5, first_token=2000),
+        session(1, 1, first_token=3000),
+        policy="orca",
+        pool_cells=12,
+    )
     steps = intervals(played)
     assert [name for name, _, _ in steps[0]] == ["s0"]  # s1 needs 8 rows of the 4 left; s2 would fit
     assert all("s2" not in [name for name, _, _ in step] for step in steps[:5])
@@ -119,15 +174,20 @@ def test_orca_stops_at_the_first_that_does_not_fit_and_never_skips_to_a_smaller_
 
 
 def test_orca_reserves_the_declared_maximum_although_the_output_turns_out_short():
-    played = play(session(4, 9, hidden=3), session(4, 9, hidden=3, first_token=2000), policy="orca",
-                  options={"slots": 20})
+    played = play(
+        session(4, 9, hidden=3),
+        session(4, 9, hidden=3, first_token=2000),
+        policy="orca",
+        options={"slots": 20},
+    )
     steps = [sorted(step) for step in rows_per_step(played)]
     assert steps == [["s0"], ["s0"], ["s0"], ["s1"], ["s1"], ["s1"]]  # 12 + 12 rows declared, 6 + 6 realised
 
 
 def test_orca_batches_at_most_max_bs_requests_by_arrival():
-    played = play(*[session(2, 3, first_token=2000 + 100 * i) for i in range(5)], policy="orca",
-                  max_num_seqs=3)
+    played = play(
+        *[session(2, 3, first_token=2000 + 100 * i) for i in range(5)], policy="orca", max_num_seqs=3
+    )
     assert [name for name, _, _ in intervals(played)[0]] == ["s0", "s1", "s2"]
     assert max(map(len, intervals(played))) == 3
 

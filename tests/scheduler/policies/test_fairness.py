@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from parity.ledger import claim_vtc_bound, client_reports, service_of, starved_clients
-from parity.records import Fault, FaultKind
+from parity.ledger import client_reports, service_of, starved_clients
 from parity.replay import replay
 from scheduler.limits import Layout
-from scheduler.policies import make_policy
-from scheduler.records import Request, ServiceLevel, SessionState, SessionView
+from scheduler.records import ServiceLevel
 from tests.scheduler.policies.workloads import TICK_MS, order_of_first_chunks, play, session, workload
 
 ONE_EVENT = {"max_num_batched_tokens": 1, "max_num_seqs": 1}
@@ -28,132 +26,23 @@ def flood(policy: str, **options):
 WEIGHTS = {"input_weight": 1, "output_weight": 1}  # one prompt row and one output: cost two
 
 
-@pytest.mark.parametrize(("policy", "options", "gap"), [
-    ("fcfs", {}, 16), ("vtc", WEIGHTS, 2), ("vtc_completed", WEIGHTS, 2)])
+@pytest.mark.parametrize(
+    ("policy", "options", "gap"), [("fcfs", {}, 16), ("vtc", WEIGHTS, 2), ("vtc_completed", WEIGHTS, 2)]
+)
 def test_fifo_lets_the_gap_reach_16_and_least_service_keeps_it_at_2(policy, options, gap):
     ledger = service_of(flood(policy, **options).run, **WEIGHTS)
     assert ledger.gap("A", "B") == gap
     assert ledger.totals() == {"A": 16, "B": 8}
 
 
-@pytest.mark.parametrize(("policy", "options", "valid"), [
-    ("fcfs", {}, {"A": 6, "B": 0}), ("vtc", WEIGHTS, {"A": 3, "B": 3})])
+@pytest.mark.parametrize(
+    ("policy", "options", "valid"), [("fcfs", {}, {"A": 6, "B": 0}), ("vtc", WEIGHTS, {"A": 3, "B": 3})]
+)
 def test_equal_goodput_hides_who_got_it(policy, options, valid):
     reports = client_reports(flood(policy, **options).run, window_ms=12 * TICK_MS, **WEIGHTS)
     assert {client: report.outcomes.valid for client, report in reports.items()} == valid
     assert sum(report.outcomes.valid for report in reports.values()) == 6
     assert not any(report.starved for report in reports.values())
-
-
-# -- VTC
-# ---------------------------------------------------------------------------------------------------------
-
-
-def backlogged(**fields):
-    """Two clients with more than they get: prompts of up to 8, at most 4 tokens running."""
-    sessions = []
-    for i in range(12):
-        for client, prompt in (("f", 1 + i % 3), ("g", 1)):
-            sessions.append(session(prompt, 1, client_id=client, first_token=1000 * (len(sessions) + 2)))
-    return workload(*sessions, policy="vtc", options={"input_weight": 1, "output_weight": 2},
-                    max_num_batched_tokens=4, max_num_seqs=1, **fields)
-
-
-CLAIM = {"start_ms": 0.0, "stop_ms": 10 * TICK_MS, "max_input_tokens": 8, "max_running_tokens": 4,
-         "input_weight": 1, "output_weight": 2}
-
-
-def test_vtc_bound_is_16_for_weights_1_and_2_inputs_of_8_and_4_running():
-    claim = claim_vtc_bound(replay(backlogged()).run, "f", "g", **CLAIM)
-    assert claim.premises == dict.fromkeys(claim.premises, True)
-    assert claim.bound == 16
-    assert 0 < claim.gap <= claim.bound
-
-
-@pytest.mark.parametrize(("premise", "change"), [
-    ("algorithm", {"input_weight": 3}), ("both_backlogged", {"stop_ms": 1e6}),
-    ("bounds", {"max_input_tokens": 2})])
-def test_vtc_bound_is_not_claimed_without_a_premise(premise, change):
-    claim = claim_vtc_bound(replay(backlogged()).run, "f", "g", **{**CLAIM, **change})
-    assert claim.premises[premise] is False
-    assert claim.bound is None
-
-
-def test_vtc_bound_is_not_claimed_after_a_preemption():
-    case = backlogged(faults=(Fault(kind=FaultKind.PREEMPT, step=1, session=2),))
-    two_steps = workload(*[session(2, 3, client_id=c, first_token=1000 * (i + 2)) for i,
-                           c in enumerate("fgfgfgfg")],
-                         policy="vtc", faults=(Fault(kind=FaultKind.PREEMPT, step=1, session=0),),
-                         max_num_seqs=1)
-    assert case.faults
-    claim = claim_vtc_bound(replay(two_steps).run, "f", "g", **{**CLAIM, "stop_ms": 50.0})
-    assert claim.premises["no_preemption"] is False
-    assert claim.bound is None
-
-
-def view_of(client: str, name: str = "r", prompt_tokens: int = 4, **fields) -> SessionView:
-    request = Request(request_id=name, prompt=tuple(range(prompt_tokens)), max_tokens=1, client_id=client)
-    values = {"state": SessionState.WAITING, "emitted": 0, "computed": 0, "committed": 0, "cached": 0,
-              **fields}
-    return SessionView(request, 0, values["state"], values["emitted"], values["computed"],
-                       values["committed"],
-                       values["cached"], 0, 0, True, 0.0, None, None)
-
-
-def test_a_client_that_becomes_active_is_lifted_from_0_to_the_active_minimum_of_4():
-    policy = make_policy("vtc", input_weight=1, output_weight=2)
-    memory = policy.observe(policy.start(), "submitted", view_of("A", "a0"), 0.0)
-    memory = policy.observe(memory, "submitted", view_of("A", "a1"), 0.0)
-    memory = policy.observe(memory, "admitted", view_of("A", "a0"), 0.0)
-    memory = policy.observe(memory, "submitted", view_of("B", "b0"), 0.0)
-    assert memory.counters == {"A": 4, "B": 4}
-
-
-def test_a_client_that_comes_to_an_empty_queue_is_lifted_to_the_last_leavers_counter():
-    policy = make_policy("vtc", input_weight=1, output_weight=2)
-    memory = policy.observe(policy.start(), "submitted", view_of("A", "a0"), 0.0)
-    memory = policy.observe(memory, "admitted", view_of("A", "a0"), 0.0)
-    memory = policy.observe(memory, "submitted", view_of("B", "b0"), 0.0)
-    assert memory.counters["B"] == 4
-
-
-def test_vtc_charges_the_prompt_when_it_enters_and_each_output_when_it_comes():
-    played = play(session(5, 3, client_id="A"), policy="vtc", options={"input_weight": 1, "output_weight": 2})
-    assert played.scheduler.policy_memory.counters == {"A": 5 + 3 * 2}
-
-
-def failed_then_completed(policy: str):
-    case = workload(session(4, 1, client_id="A"), policy=policy,
-                    options={"input_weight": 1, "output_weight": 0},
-                    faults=(Fault(kind=FaultKind.DECODE_ERROR, step=0),))
-    return replay(case)
-
-
-def test_a_failed_charge_goes_0_4_0_and_publishes_nothing_then_the_retry_publishes_4():
-    policy = make_policy("vtc_completed", input_weight=1, output_weight=0)
-    selected: list[tuple[int, int]] = []
-
-    class Watched(type(policy)):
-        identity = policy.identity
-
-        def observe(self, memory, event, view, now_ms, amount=0):
-            memory = super().observe(memory, event, view, now_ms, amount)
-            if event in ("submitted", "admitted", "preempted", "resumed", "prefilled"):
-                selected.append((memory.counters["A"], memory.done.get("A", 0)))
-            return memory
-
-    case = workload(session(4, 1, client_id="A"), faults=(Fault(kind=FaultKind.DECODE_ERROR, step=0),))
-    played = replay(case, Watched(input_weight=1, output_weight=0))
-    assert played.run.problems == []
-    assert selected == [(0, 0), (4, 0), (0, 0), (4, 0), (4, 4)]
-
-
-def test_vtc_completed_publishes_exactly_the_completed_service():
-    played = failed_then_completed("vtc_completed")
-    memory = played.scheduler.policy_memory
-    assert played.scheduler.policy.published_service(memory) == \
-        service_of(played.run, input_weight=1, output_weight=0).totals() == {"A": 4}
-    assert memory.counters == {"A": 4}
 
 
 # -- aging and starvation
@@ -195,9 +84,19 @@ def reuse(policy_options: dict, policy: str = "preble_quota"):
     first = session(16, 1, first_token=500)
     cold = session(16, 1, at=2, first_token=9000, client_id="cold")
     hot = [session(16, 1, at=2 + t, first_token=500, client_id="hot") for t in range(9)]
-    return workload(first, cold, *hot, policy=policy, options=policy_options, layout=Layout.STOCK,
-                    prefix_cache=True,
-                    max_num_batched_tokens=16, max_num_seqs=1, pool_cells=400, prefix_block_tokens=1)
+    return workload(
+        first,
+        cold,
+        *hot,
+        policy=policy,
+        options=policy_options,
+        layout=Layout.STOCK,
+        prefix_cache=True,
+        max_num_batched_tokens=16,
+        max_num_seqs=1,
+        pool_cells=400,
+        prefix_block_tokens=1,
+    )
 
 
 def completed_by_tick(played, stop_ms: float) -> dict[str, int]:
@@ -218,8 +117,16 @@ def test_no_group_is_suppressed_in_any_cycle():
     sessions = [session(16, 1, first_token=500)]
     sessions += [session(16, 1, at=2, first_token=9000 + 100 * i, client_id="cold") for i in range(4)]
     sessions += [session(16, 1, at=2, first_token=500, client_id="hot") for _ in range(8)]
-    case = workload(*sessions, policy="preble_quota", options={"quotas": (2, 1)}, prefix_cache=True,
-                    max_num_batched_tokens=16, max_num_seqs=1, pool_cells=600, prefix_block_tokens=1)
+    case = workload(
+        *sessions,
+        policy="preble_quota",
+        options={"quotas": (2, 1)},
+        prefix_cache=True,
+        max_num_batched_tokens=16,
+        max_num_seqs=1,
+        pool_cells=600,
+        prefix_block_tokens=1,
+    )
     played = replay(case)
     clients = [case.sessions[int(name[1:])].client_id for name in order_of_first_chunks(played)][1:]
     # The resident prompt itself was the first cycle's cold pick.
@@ -236,8 +143,14 @@ def mlfq(promote_after_ms: float, epochs: int = 20):
     """
     long = session(4, 1, client_id="long", first_token=900)
     short = [session(1, 1, at=t, client_id="short", first_token=2000 + t) for t in range(epochs)]
-    return play(long, *short, policy="fastserve_mlfq", max_num_batched_tokens=4, max_num_seqs=1,
-                options={"quantum_rows": 1, "levels": 4, "promote_after_ms": promote_after_ms})
+    return play(
+        long,
+        *short,
+        policy="fastserve_mlfq",
+        max_num_batched_tokens=4,
+        max_num_seqs=1,
+        options={"quantum_rows": 1, "levels": 4, "promote_after_ms": promote_after_ms},
+    )
 
 
 def test_a_long_first_step_skips_to_the_queue_that_covers_it_and_waits_behind_the_first_one():
@@ -250,17 +163,22 @@ def test_a_starving_job_is_promoted_to_the_first_queue():
 
 def test_a_job_that_uses_up_its_quantum_falls_behind_a_new_one():
     options = {"quantum_rows": 2, "levels": 4, "promote_after_ms": 1e9, "max_batch": 1}
-    played = play(session(1, 9), session(1, 2, at=3, first_token=3000), policy="fastserve_mlfq",
-                  options=options)
+    played = play(
+        session(1, 9), session(1, 2, at=3, first_token=3000), policy="fastserve_mlfq", options=options
+    )
     assert played.run.emitted_at[1] == [3, 4]
     assert played.run.emitted_at[0] == [0, 1, 2, *range(5, 11)]
 
 
 def test_a_waiting_job_takes_the_place_of_a_running_one_of_a_lower_queue():
     options = {"quantum_rows": 2, "levels": 4, "promote_after_ms": 1e9}
-    played = play(session(1, 9), session(1, 2, at=3, first_token=3000), policy="fastserve_mlfq",
-                  options=options,
-                  max_num_seqs=1)
+    played = play(
+        session(1, 9),
+        session(1, 2, at=3, first_token=3000),
+        policy="fastserve_mlfq",
+        options=options,
+        max_num_seqs=1,
+    )
     intents = [(i.kind.value, i.request_id) for t in played.run.trace for i in t.flight.plan.intents]
     assert ("preempt", "s0") in intents and ("resume", "s0") in intents
     assert played.run.emitted_at[1][-1] < played.run.emitted_at[0][-1]

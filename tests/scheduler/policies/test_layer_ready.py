@@ -11,16 +11,26 @@ from tests.scheduler.policies.workloads import TICK_MS, play, rows_per_step, ses
 
 def admitted_at(facts: list, layer_ms: float = 5.0) -> int:
     """Step at which a session with these facts first ran beside one that has none."""
-    played = play(session(1, 9), session(2, 1, first_token=3000), policy="layer_ready",
-                  options={"facts": {"s1": facts}, "layer_ms": layer_ms})
+    played = play(
+        session(1, 9),
+        session(2, 1, first_token=3000),
+        policy="layer_ready",
+        options={"facts": {"s1": facts}, "layer_ms": layer_ms},
+    )
     return next(i for i, step in enumerate(rows_per_step(played)) if "s1" in step)
 
 
-@pytest.mark.parametrize(("facts", "step"), [
-    ([("ready", 0), ("ready", 0)], 0), ([("inflight", 0), ("ready", 0)], 0),
-    ([("ready", 0), ("inflight", 5.0)], 0),  # needed 5 ms after the start: in time
-    ([("ready", 0), ("inflight", 6.0)], 1), ([("inflight", 5.0), ("ready", 0)], 1),
-    ([("inflight", 4 * TICK_MS), ("ready", 0)], 4)])
+@pytest.mark.parametrize(
+    ("facts", "step"),
+    [
+        ([("ready", 0), ("ready", 0)], 0),
+        ([("inflight", 0), ("ready", 0)], 0),
+        ([("ready", 0), ("inflight", 5.0)], 0),  # needed 5 ms after the start: in time
+        ([("ready", 0), ("inflight", 6.0)], 1),
+        ([("inflight", 5.0), ("ready", 0)], 1),
+        ([("inflight", 4 * TICK_MS), ("ready", 0)], 4),
+    ],
+)
 def test_a_session_enters_when_every_layer_will_be_there_in_time(facts, step):
     assert admitted_at(facts) == step
 

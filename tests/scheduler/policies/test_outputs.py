@@ -23,14 +23,19 @@ CALM = settings(max_examples=15, deadline=None, derandomize=True, suppress_healt
 
 def with_variety(case: Case) -> Case:
     """The case with clients, priorities and objectives, which is what policies look at."""
-    sessions = tuple(replace(session, client_id="abc"[i % 3], priority=(i * 7) % 3,
-                             slo=ServiceLevel(tbt_ms=40.0 * (1 + i % 2)))
-                     for i, session in enumerate(case.sessions))
+    sessions = tuple(
+        replace(
+            session, client_id="abc"[i % 3], priority=(i * 7) % 3, slo=ServiceLevel(tbt_ms=40.0 * (1 + i % 2))
+        )
+        for i, session in enumerate(case.sessions)
+    )
     return replace(case, sessions=sessions)
 
 
-@pytest.mark.parametrize(("family", "layout"), [("llama", Layout.UNIFIED), ("qwen3next", Layout.UNIFIED),
-                                                ("gemma2", Layout.STREAMS)])
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [("llama", Layout.UNIFIED), ("qwen3next", Layout.UNIFIED), ("gemma2", Layout.STREAMS)],
+)
 def test_all_policies_give_identical_outputs_and_differ_in_their_traces(family, layout):
     marks: Counter[str] = Counter()
 
@@ -46,7 +51,7 @@ def test_all_policies_give_identical_outputs_and_differ_in_their_traces(family, 
             for index, end in played.run.completions.items():
                 whole = end.reason in (FinishReason.LENGTH, FinishReason.STOP)
                 alone = expected[index].tokens
-                assert end.tokens == (alone if whole else alone[:len(end.tokens)]), (policy, index)
+                assert end.tokens == (alone if whole else alone[: len(end.tokens)]), (policy, index)
             schedules[policy] = played.schedule
         for policy in POLICIES:
             marks[policy] += schedules[policy] != schedules["fcfs"]
@@ -64,11 +69,16 @@ def test_every_policy_schedules_some_workload_in_a_way_of_its_own():
     """Only layer_ready without facts and sarathi_serve without a budget of its own are the default by
     definition.
     """
-    crowd = [replace(with_variety(crowded_case("fcfs")), max_num_seqs=3, pool_cells=60, num_sequences=5),
-             with_variety(busy_case("fcfs"))]
+    crowd = [
+        replace(with_variety(crowded_case("fcfs")), max_num_seqs=3, pool_cells=60, num_sequences=5),
+        with_variety(busy_case("fcfs")),
+    ]
     default = [replay(case).schedule for case in crowd]
-    same = [policy for policy in POLICIES
-            if [replay(replace(case, policy=policy)).schedule for case in crowd] == default]
+    same = [
+        policy
+        for policy in POLICIES
+        if [replay(replace(case, policy=policy)).schedule for case in crowd] == default
+    ]
     assert same == ["fcfs", "layer_ready", "sarathi_serve"]
 
 
@@ -91,8 +101,21 @@ def test_the_registry_refuses_unknown_names_and_options():
 
 def test_every_policy_of_the_table_is_there():
     assert set(contracts()) >= {
-        "fixed_batch", "single_lane", "orca", "sarathi", "sarathi_serve", "vllm_fcfs", "vllm_priority",
+        "fixed_batch",
+        "single_lane",
+        "orca",
+        "sarathi",
+        "sarathi_serve",
+        "vllm_fcfs",
+        "vllm_priority",
         "sglang_adder",
-        "least_slack", "fastserve_mlfq", "vtc", "vtc_completed", "preble_quota", "aging", "layer_ready",
+        "least_slack",
+        "fastserve_mlfq",
+        "vtc",
+        "vtc_completed",
+        "preble_quota",
+        "aging",
+        "layer_ready",
         "dist_goodput",
-        "scorpio_guard"}
+        "scorpio_guard",
+    }

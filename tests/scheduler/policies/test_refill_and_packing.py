@@ -20,9 +20,14 @@ A, B, C = 0, 1, 2
 
 def refill_fixture(policy: str, **options):
     """A has 2 outputs and B 8, both at once; C has 3 and comes at cut 2. Nobody declares its true length."""
-    return play(session(1, 20, hidden=2), session(1, 20, hidden=8), session(1, 20, hidden=3, at=2),
-                policy=policy,
-                options=options, max_num_seqs=SLOTS)
+    return play(
+        session(1, 20, hidden=2),
+        session(1, 20, hidden=8),
+        session(1, 20, hidden=3, at=2),
+        policy=policy,
+        options=options,
+        max_num_seqs=SLOTS,
+    )
 
 
 def occupancy(played) -> tuple[int, Fraction]:
@@ -42,8 +47,9 @@ def test_iteration_refill_needs_8_iterations_with_13_of_16_slots_useful(policy):
 
 
 def test_fixed_cohort_of_two_and_eight_outputs_uses_10_of_16_slots():
-    played = play(session(1, 20, hidden=2), session(1, 20, hidden=8), policy="fixed_batch",
-                  max_num_seqs=SLOTS)
+    played = play(
+        session(1, 20, hidden=2), session(1, 20, hidden=8), policy="fixed_batch", max_num_seqs=SLOTS
+    )
     assert occupancy(played) == (8, Fraction(10, 16))
 
 
@@ -60,9 +66,12 @@ def test_single_lane_never_has_two_sessions_in_a_step_and_ends_after_all_iterati
 def _scheduler(policy: str, *, stops=None, budget: int = 64, max_num_seqs: int = 8):
     limits = PoolLimits(layout=Layout.STOCK, num_cells=200, num_sequences=16, sharing=Sharing.NONE)
     flights = []
-    scheduler = Scheduler(ExactEngine((limits,), stops=stops), make_policy(policy),
-                          StepLimits(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs),
-                          observer=lambda flight, result: flights.append((flight, result)))
+    scheduler = Scheduler(
+        ExactEngine((limits,), stops=stops),
+        make_policy(policy),
+        StepLimits(max_num_batched_tokens=budget, max_num_seqs=max_num_seqs),
+        observer=lambda flight, result: flights.append((flight, result)),
+    )
     return scheduler, flights
 
 
@@ -73,8 +82,12 @@ def _request(name: str, prompt_tokens: int, outputs: int, **fields) -> Request:
 def test_mixed_step_picks_two_decodes_and_a_prefill_in_key_order_and_debits_completed_rows():
     stop = 5000
     scheduler, flights = _scheduler("static_priority", stops={"req-B": (4, stop)}, budget=6, max_num_seqs=3)
-    scheduler.submit(_request("req-B", 3, 9, generation=2, client_id="alpha", priority=0, arrival_ms=1.0,
-                              stop_token_ids=(stop,)), 1.0)
+    scheduler.submit(
+        _request(
+            "req-B", 3, 9, generation=2, client_id="alpha", priority=0, arrival_ms=1.0, stop_token_ids=(stop,)
+        ),
+        1.0,
+    )
     scheduler.submit(_request("req-C", 3, 9, generation=1, client_id="beta", priority=1, arrival_ms=0.0), 1.0)
     scheduler.step(1.0)
     scheduler.steps = StepLimits(max_num_batched_tokens=4, max_num_seqs=3)
@@ -87,7 +100,10 @@ def test_mixed_step_picks_two_decodes_and_a_prefill_in_key_order_and_debits_comp
     scheduler.step(2.0)
     flight, result = flights[-1]
     assert [(c.request_id, c.generation, c.start, c.stop) for c in flight.plan.chunks] == [
-        ("req-B", 2, 3, 4), ("req-C", 1, 3, 4), ("req-A", 0, 0, 2)]
+        ("req-B", 2, 3, 4),
+        ("req-C", 1, 3, 4),
+        ("req-A", 0, 0, 2),
+    ]
     assert flight.plan.order == ((0, 0, 1.0, "req-B", 2), (0, 1, 0.0, "req-C", 1), (1, 0, 2.0, "req-A", 0))
     assert (flight.plan.ledger.num_tokens, flight.plan.ledger.num_seqs) == (4, 3)
     assert result.debits == {"alpha": 3, "beta": 1}
@@ -107,8 +123,11 @@ def test_packed_rows_have_offsets_0_1_4_5_and_positions_5_0_1_2_2():
     scheduler.set_ready("B", True)
     scheduler.step(4.0)
     flight, _ = flights[-1]
-    assert [(c.request_id, c.start, c.stop) for c in flight.plan.chunks] == [("A", 5, 6), ("B", 0, 3),
-                                                                             ("C", 2, 3)]
+    assert [(c.request_id, c.start, c.stop) for c in flight.plan.chunks] == [
+        ("A", 5, 6),
+        ("B", 0, 3),
+        ("C", 2, 3),
+    ]
     assert flight.batch.offsets == (0, 1, 4, 5)
     assert flight.batch.positions == (5, 0, 1, 2, 2)
     assert [flight.views[name].phase for name in "ABC"] == [Phase.DECODE, Phase.PREFILL, Phase.DECODE]

@@ -19,9 +19,12 @@ SOFT = HARD - WATERMARK
 # Total outputs of three requests that have each emitted one: declared maximum, point, p90, realised.
 TOTALS = {"A:0": (11, 5, 8, 9), "B:0": (10, 4, 7, 7), "C:0": (10, 4, 6, 8)}
 FORECASTS = {name: {"point": point, "p90": p90} for name, (_, point, p90, _) in TOTALS.items()}
-POLICIES = {"maximum": "maximum", "point": {"kind": "point", "forecasts": FORECASTS},
-            "p90": {"kind": "quantile", "forecasts": FORECASTS},
-            "watermark": {"kind": "watermark", "watermark_rows": WATERMARK, "forecasts": FORECASTS}}
+POLICIES = {
+    "maximum": "maximum",
+    "point": {"kind": "point", "forecasts": FORECASTS},
+    "p90": {"kind": "quantile", "forecasts": FORECASTS},
+    "watermark": {"kind": "watermark", "watermark_rows": WATERMARK, "forecasts": FORECASTS},
+}
 HIDDEN_ROWS = {name: realised - 1 for name, (*_, realised) in TOTALS.items()}
 
 
@@ -54,12 +57,36 @@ def resume_ready(index: int, name: str, most: int) -> SessionView:
 def resume_state() -> SchedulerState:
     """Three resume-ready requests in order, and a running one that holds rows and wants none."""
     views = {name: resume_ready(i, name, most) for i, (name, (most, *_)) in enumerate(TOTALS.items())}
-    holder = SessionView(Request(request_id="holder", prompt=(1, 2), max_tokens=1), 9, SessionState.RUNNING,
-                         0, 2, 2, 0,
-                         2, 0, False, 0.0, None, None)
+    holder = SessionView(
+        Request(request_id="holder", prompt=(1, 2), max_tokens=1),
+        9,
+        SessionState.RUNNING,
+        0,
+        2,
+        2,
+        0,
+        2,
+        0,
+        False,
+        0.0,
+        None,
+        None,
+    )
     names = tuple(views)
-    return SchedulerState(1, 1, 0.0, (), ("holder",), names, MappingProxyType({**views, "holder": holder}),
-                          PreservedRows(), 64, 16, 64, MappingProxyType({}))
+    return SchedulerState(
+        1,
+        1,
+        0.0,
+        (),
+        ("holder",),
+        names,
+        MappingProxyType({**views, "holder": holder}),
+        PreservedRows(),
+        64,
+        16,
+        64,
+        MappingProxyType({}),
+    )
 
 
 def planned(kind: str):
@@ -73,9 +100,15 @@ def entered(kind: str) -> list[str]:
     return [intent.request_id for intent in planned(kind).intents]
 
 
-@pytest.mark.parametrize(("kind", "names", "forecast_rows"), [
-    ("maximum", ["A:0", "B:0"], 27), ("point", ["A:0", "B:0", "C:0"], 18), ("p90", ["A:0", "B:0", "C:0"], 26),
-    ("watermark", ["A:0", "B:0"], 21)])
+@pytest.mark.parametrize(
+    ("kind", "names", "forecast_rows"),
+    [
+        ("maximum", ["A:0", "B:0"], 27),
+        ("point", ["A:0", "B:0", "C:0"], 18),
+        ("p90", ["A:0", "B:0", "C:0"], 26),
+        ("watermark", ["A:0", "B:0"], 21),
+    ],
+)
 def test_each_reservation_admits_what_its_forecast_allows(kind, names, forecast_rows):
     assert entered(kind) == names
     policy, views = make_policy("fcfs", reservation=POLICIES[kind]), resume_state().views
@@ -107,8 +140,10 @@ def test_c_is_the_victim_when_an_optimistic_plan_is_one_row_short(kind):
     """
     forecasts = {f"s{i + 1}": forecast for i, forecast in enumerate(FORECASTS.values())}
     option = dict(POLICIES[kind], forecasts={**forecasts, "s0": {"point": 1, "p90": 1}})
-    three = [session(1, most, hidden=hidden, first_token=1000 * (i + 2), priority=i)
-             for i, (most, _, _, hidden) in enumerate(TOTALS.values())]
+    three = [
+        session(1, most, hidden=hidden, first_token=1000 * (i + 2), priority=i)
+        for i, (most, _, _, hidden) in enumerate(TOTALS.values())
+    ]
     enough = play(session(5, 13), *three, options={"reservation": option}, pool_cells=32)
     assert sum(record.preempted for record in enough.run.records) == 0
     played = play(session(5, 13), *three, options={"reservation": option}, pool_cells=31)
@@ -125,15 +160,25 @@ def test_four_requests_of_five_rows_are_admitted_into_28_rows_of_which_8_are_use
     case = workload(holder, *waiting, pool_cells=29)  # the holder's own last row comes on top
     played = replay(case)
     assert played.run.problems == []
-    assert [intent.request_id for intent in played.run.trace[1].flight.plan.intents] == ["s1", "s2", "s3",
-                                                                                         "s4"]
+    assert [intent.request_id for intent in played.run.trace[1].flight.plan.intents] == [
+        "s1",
+        "s2",
+        "s3",
+        "s4",
+    ]
     assert (28 - 8) // 5 == 4
 
 
-@pytest.mark.parametrize("bad", [
-    {"kind": "point", "forecasts": {"A": {"point": 0}}},
-    {"kind": "quantile", "forecasts": {"A": {"p50": 9, "p90": 3}}},
-    {"kind": "watermark", "watermark_rows": -1}, {"kind": "point", "watermark_rows": 4}, {"kind": "oracle"}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"kind": "point", "forecasts": {"A": {"point": 0}}},
+        {"kind": "quantile", "forecasts": {"A": {"p50": 9, "p90": 3}}},
+        {"kind": "watermark", "watermark_rows": -1},
+        {"kind": "point", "watermark_rows": 4},
+        {"kind": "oracle"},
+    ],
+)
 def test_a_reservation_of_no_sense_is_refused(bad):
     with pytest.raises(ValueError):
         make_policy("fcfs", reservation=bad)

@@ -12,19 +12,24 @@ PAGE = 16
 
 
 def adder(*sessions, **options) -> Replay:
-    limits = {key: options.pop(key) for key in ("max_num_batched_tokens", "pool_cells", "max_num_seqs")
-              if key in options}
-    return play(*sessions, policy="sglang_adder", options=options,
-                **{"max_num_batched_tokens": 512, **limits})
+    limits = {
+        key: options.pop(key)
+        for key in ("max_num_batched_tokens", "pool_cells", "max_num_seqs")
+        if key in options
+    }
+    return play(
+        *sessions, policy="sglang_adder", options=options, **{"max_num_batched_tokens": 512, **limits}
+    )
 
 
 def prompts(*lengths: int, outputs: int = 1):
     return [session(rows, outputs, first_token=1000 * (i + 1)) for i, rows in enumerate(lengths)]
 
 
-@pytest.mark.parametrize(("user", "chunk", "limit"),
-                         [(None, None, None), (None, 64, 64), (32, 64, 32), (96, 64, 64),
-                                                      (32, None, 32)])
+@pytest.mark.parametrize(
+    ("user", "chunk", "limit"),
+    [(None, None, None), (None, 64, 64), (32, 64, 32), (96, 64, 64), (32, None, 32)],
+)
 def test_extend_limit_is_the_minimum_of_both_or_the_chunk_budget_alone(user, chunk, limit):
     assert AdderLimits(max_extend_tokens=user, chunk_tokens=chunk).extend_limit() == limit
 
@@ -59,17 +64,23 @@ def test_carried_rows_of_a_chunk_count_as_cached_tokens():
     assert bounded[2] == {"s0": 32}  # 128 carried rows have used the limit up
 
 
-@pytest.mark.parametrize(("limits", "joined"), [
-    ({}, {"s0": 24, "s1": 24}), ({"max_extend_tokens": 40}, {"s0": 24}),
-    ({"max_extend_tokens": 48}, {"s0": 24, "s1": 24}),
-    ({"max_buffer_bytes": 40 * 8, "buffer_bytes_per_token": 8}, {"s0": 24}),
-    ({"max_buffer_bytes": 48 * 8, "buffer_bytes_per_token": 8}, {"s0": 24, "s1": 24})])
+@pytest.mark.parametrize(
+    ("limits", "joined"),
+    [
+        ({}, {"s0": 24, "s1": 24}),
+        ({"max_extend_tokens": 40}, {"s0": 24}),
+        ({"max_extend_tokens": 48}, {"s0": 24, "s1": 24}),
+        ({"max_buffer_bytes": 40 * 8, "buffer_bytes_per_token": 8}, {"s0": 24}),
+        ({"max_buffer_bytes": 48 * 8, "buffer_bytes_per_token": 8}, {"s0": 24, "s1": 24}),
+    ],
+)
 def test_limits_stop_adding_to_a_batch(limits, joined):
     assert rows_per_step(adder(*prompts(24, 24), **limits))[0] == joined
 
 
-@pytest.mark.parametrize("limits",
-                         [{"max_extend_tokens": 8}, {"max_buffer_bytes": 8}, {"max_cached_tokens": 1}])
+@pytest.mark.parametrize(
+    "limits", [{"max_extend_tokens": 8}, {"max_buffer_bytes": 8}, {"max_cached_tokens": 1}]
+)
 def test_no_limit_blocks_a_single_oversized_request(limits):
     assert rows_per_step(adder(*prompts(24), **limits))[0] == {"s0": 24}
 
@@ -83,12 +94,21 @@ def test_decodes_wait_while_a_prefill_batch_can_be_made():
 # -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("warm", "lead", "skips", "passes", "age_ms", "verdict"), [
-    (True, Lead.NONE, 0, 0, 0, Verdict.ADMIT), (True, Lead.WARM, 99, 99, 1e9, Verdict.ADMIT),
-    (True, Lead.COLD, 0, 0, 0, Verdict.ADMIT), (False, Lead.NONE, 99, 99, 1e9, Verdict.ADMIT),
-    (False, Lead.COLD, 99, 99, 1e9, Verdict.ADMIT), (False, Lead.WARM, 0, 0, 0, Verdict.SKIP),
-    (False, Lead.WARM, 15, 2, 4999.9, Verdict.SKIP), (False, Lead.WARM, 16, 0, 0, Verdict.STOP),
-    (False, Lead.WARM, 0, 3, 0, Verdict.STOP), (False, Lead.WARM, 0, 0, 5000.0, Verdict.STOP)])
+@pytest.mark.parametrize(
+    ("warm", "lead", "skips", "passes", "age_ms", "verdict"),
+    [
+        (True, Lead.NONE, 0, 0, 0, Verdict.ADMIT),
+        (True, Lead.WARM, 99, 99, 1e9, Verdict.ADMIT),
+        (True, Lead.COLD, 0, 0, 0, Verdict.ADMIT),
+        (False, Lead.NONE, 99, 99, 1e9, Verdict.ADMIT),
+        (False, Lead.COLD, 99, 99, 1e9, Verdict.ADMIT),
+        (False, Lead.WARM, 0, 0, 0, Verdict.SKIP),
+        (False, Lead.WARM, 15, 2, 4999.9, Verdict.SKIP),
+        (False, Lead.WARM, 16, 0, 0, Verdict.STOP),
+        (False, Lead.WARM, 0, 3, 0, Verdict.STOP),
+        (False, Lead.WARM, 0, 0, 5000.0, Verdict.STOP),
+    ],
+)
 def test_affinity_decides_as_its_table_says(warm, lead, skips, passes, age_ms, verdict):
     assert Affinity().judge(warm=warm, lead=lead, skips=skips, passes=passes, age_ms=age_ms) is verdict
 
@@ -100,17 +120,29 @@ def warm_and_cold(waves: int, **options) -> Replay:
     shared = [session(100, 1, first_token=500)]
     warm = [session(100, 1, at=2 + wave, first_token=500) for wave in range(waves)]
     cold = session(40, 1, at=2, first_token=9000)
-    case = workload(*shared, warm[0], cold, *warm[1:], policy="sglang_adder", options=options,
-                    prefix_cache=True,
-                    max_num_batched_tokens=512, pool_cells=900, prefix_block_tokens=1)
+    case = workload(
+        *shared,
+        warm[0],
+        cold,
+        *warm[1:],
+        policy="sglang_adder",
+        options=options,
+        prefix_cache=True,
+        max_num_batched_tokens=512,
+        pool_cells=900,
+        prefix_block_tokens=1,
+    )
     played = replay(case)
     assert played.run.problems == []
     return played
 
 
 def deferred(played: Replay) -> list[int]:
-    return [traced.step for traced in played.run.trace
-            if any(i.kind.value == "defer" and i.request_id == "s2" for i in traced.flight.plan.intents)]
+    return [
+        traced.step
+        for traced in played.run.trace
+        if any(i.kind.value == "defer" and i.request_id == "s2" for i in traced.flight.plan.intents)
+    ]
 
 
 def test_a_cold_request_is_not_deferred_behind_later_arrivals():
@@ -125,9 +157,20 @@ def test_a_pass_skips_at_most_w_cold_requests_then_the_scan_stops():
     lead = session(100, 1, at=2, first_token=500)
     cold = [session(4, 1, at=2, first_token=9000 + 100 * i) for i in range(5)]
     follower = session(100, 1, at=2, first_token=500)
-    played = replay(workload(shared, lead, *cold, follower, policy="sglang_adder", options={"max_skips": 3},
-                             prefix_cache=True, max_num_batched_tokens=512, pool_cells=900,
-                             prefix_block_tokens=1))
+    played = replay(
+        workload(
+            shared,
+            lead,
+            *cold,
+            follower,
+            policy="sglang_adder",
+            options={"max_skips": 3},
+            prefix_cache=True,
+            max_num_batched_tokens=512,
+            pool_cells=900,
+            prefix_block_tokens=1,
+        )
+    )
     intents = [(i.kind.value, i.request_id) for i in played.run.trace[2].flight.plan.intents]
     assert intents == [("admit", "s1"), ("defer", "s2"), ("defer", "s3"), ("defer", "s4")]
     admitted = [i.request_id for i in played.run.trace[3].flight.plan.intents]
@@ -154,6 +197,16 @@ def test_warm_means_at_least_64_cached_tokens():
         lead = session(100, 1, at=2, first_token=500)
         other = session(shared_tokens, 1, first_token=500)
         follower = type(first)(prompt=other.prompt + tuple(range(9000, 9010)), max_tokens=1, arrival_step=2)
-        played = replay(workload(first, lead, follower, policy="sglang_adder", prefix_cache=True,
-                                 max_num_batched_tokens=512, pool_cells=900, prefix_block_tokens=1))
+        played = replay(
+            workload(
+                first,
+                lead,
+                follower,
+                policy="sglang_adder",
+                prefix_cache=True,
+                max_num_batched_tokens=512,
+                pool_cells=900,
+                prefix_block_tokens=1,
+            )
+        )
         assert ("s2" in rows_per_step(played)[2]) is is_warm

@@ -9,7 +9,13 @@ from fractions import Fraction
 import pytest
 
 from parity.ledger import (
-    INSUFFICIENT, OutcomeLedger, ledger_of, nearest_rank, served_sessions, tails_of, tpot_ms,
+    INSUFFICIENT,
+    OutcomeLedger,
+    ledger_of,
+    nearest_rank,
+    served_sessions,
+    tails_of,
+    tpot_ms,
 )
 from scheduler.policies.dist_goodput import sweep_goodput
 from scheduler.records import ServiceLevel
@@ -21,8 +27,12 @@ BOUNDED = {"overload": {"kind": "bounded", "max_live": 4}}
 
 def burst(options=None, policy="least_slack"):
     """Six requests at once, two rows a tick, one first-token and one next-token unit each."""
-    played = play(*[session(1, 2, slo=SLO, first_token=1000 * (i + 1)) for i in range(6)], policy=policy,
-                  options=options, max_num_batched_tokens=2)
+    played = play(
+        *[session(1, 2, slo=SLO, first_token=1000 * (i + 1)) for i in range(6)],
+        policy=policy,
+        options=options,
+        max_num_batched_tokens=2,
+    )
     return played, ledger_of(served_sessions(played.run), window_ms=60.0)
 
 
@@ -56,31 +66,40 @@ def test_rejecting_the_infeasible_gives_up_the_two_that_would_be_late():
 def test_scorpio_rejects_what_cannot_meet_its_first_deadline():
     _, ledger = burst({"tick_ms": TICK_MS}, policy="scorpio_guard")
     assert ledger.rejected and ledger.valid + ledger.missed + ledger.rejected == 6
-    assert all(item.ttft_ms <= 30.0
-               for item in served_sessions(burst({"tick_ms": TICK_MS}, "scorpio_guard")[0].run)
-               if item.emissions_ms)
+    assert all(
+        item.ttft_ms <= 30.0
+        for item in served_sessions(burst({"tick_ms": TICK_MS}, "scorpio_guard")[0].run)
+        if item.emissions_ms
+    )
 
 
 def test_scorpio_orders_by_deadline_and_bounds_the_virtual_batch():
     tight, loose = ServiceLevel(ttft_ms=1000.0, tbt_ms=20.0), ServiceLevel(ttft_ms=900.0, tbt_ms=40.0)
     options = {"tick_ms": TICK_MS, "base_ms": 4.0, "ms_per_session": 8.0}
-    played = play(*[session(2, 6, slo=slo, first_token=1000 * (i + 1)) for i,
-                    slo in enumerate((tight, tight, loose,
-                                                                                               loose))],
-                  policy="scorpio_guard", options=options)
+    played = play(
+        *[
+            session(2, 6, slo=slo, first_token=1000 * (i + 1))
+            for i, slo in enumerate((tight, tight, loose, loose))
+        ],
+        policy="scorpio_guard",
+        options=options,
+    )
     assert order_of_first_chunks(played)[:2] == ["s2", "s3"]
     live = [len(step) for step in rows_per_step(played)]
     # 4 + 8 * size <= 20 admits a virtual size of 2: four loose halves at most, or two tight ones.
     assert max(live) <= 4
-    started = {name: next(i for i, step in enumerate(rows_per_step(played)) if name in step)
-               for name in ("s0", "s1", "s2", "s3")}
+    started = {
+        name: next(i for i, step in enumerate(rows_per_step(played)) if name in step)
+        for name in ("s0", "s1", "s2", "s3")
+    }
     assert started["s1"] > started["s0"] >= started["s2"]
 
 
 def test_scorpio_decodes_a_loose_session_every_other_step_beside_a_tight_one():
     tight, loose = ServiceLevel(tbt_ms=20.0), ServiceLevel(tbt_ms=40.0)
-    played = play(session(1, 9, slo=tight), session(1, 4, slo=loose, first_token=3000),
-                  policy="scorpio_guard")
+    played = play(
+        session(1, 9, slo=tight), session(1, 4, slo=loose, first_token=3000), policy="scorpio_guard"
+    )
     steps = rows_per_step(played)
     assert all("s0" in step for step in steps[:9])
     assert [i for i, step in enumerate(steps) if "s1" in step][1:4] == [2, 4, 6]
@@ -91,9 +110,15 @@ def test_scorpio_decodes_a_loose_session_every_other_step_beside_a_tight_one():
 def test_saturation_closes_and_a_bounded_policy_serves_122_of_240(options, expected):
     """Two arrivals a tick for 120 ticks: 240 requests of two rows in a window of 130 ticks of two rows."""
     sessions = [session(1, 2, at=i // 2, slo=SLO, first_token=1000 + 10 * i) for i in range(240)]
-    played = play(*sessions, policy="least_slack", options=options, max_num_batched_tokens=2,
-                  max_num_seqs=256,
-                  num_sequences=256, pool_cells=1000)
+    played = play(
+        *sessions,
+        policy="least_slack",
+        options=options,
+        max_num_batched_tokens=2,
+        max_num_seqs=256,
+        num_sequences=256,
+        pool_cells=1000,
+    )
     ledger = ledger_of(served_sessions(played.run, until_ms=1300.0), window_ms=1300.0)
     demand = sum(len(s.prompt) + s.max_tokens - 1 for s in sessions)
     possible = 130 * 2
@@ -115,8 +140,17 @@ def test_98_values_of_10_and_two_of_500_have_mean_19_8_p95_10_and_p99_500():
     assert (tails.mean, tails.p95, tails.p99) == (19.8, 10.0, 500.0)
 
 
-@pytest.mark.parametrize(("count", "reported"), [(1, ()), (2, ("p50",)), (19, ("p50",)), (20, ("p50", "p95")),
-                                                 (99, ("p50", "p95")), (100, ("p50", "p95", "p99"))])
+@pytest.mark.parametrize(
+    ("count", "reported"),
+    [
+        (1, ()),
+        (2, ("p50",)),
+        (19, ("p50",)),
+        (20, ("p50", "p95")),
+        (99, ("p50", "p95")),
+        (100, ("p50", "p95", "p99")),
+    ],
+)
 def test_a_percentile_is_reported_only_from_its_least_sample_on(count, reported):
     tails = tails_of([1.0] * count, population="x")
     assert tuple(name for name in ("p50", "p95", "p99") if getattr(tails, name) != INSUFFICIENT) == reported
@@ -148,5 +182,15 @@ def test_goodput_is_the_last_swept_rate_before_attainment_falls_below_alpha():
 
 def test_ledger_refuses_outcomes_that_do_not_close():
     with pytest.raises(ValueError, match="do not close"):
-        OutcomeLedger(window_ms=1.0, offered=5, valid=2, late=0, failed=0, cancelled=0, rejected=2, open=0,
-                      emitted_tokens=2, valid_tokens=2)
+        OutcomeLedger(
+            window_ms=1.0,
+            offered=5,
+            valid=2,
+            late=0,
+            failed=0,
+            cancelled=0,
+            rejected=2,
+            open=0,
+            emitted_tokens=2,
+            valid_tokens=2,
+        )

@@ -6,7 +6,12 @@ import pytest
 
 from scheduler.records import IllegalTransition, Request, SessionState, SessionView
 from scheduler.resume import (
-    Preservation, PreservationReceipt, ReleaseReceipt, SuspensionKey, issue_ticket, suspension_key,
+    Preservation,
+    PreservationReceipt,
+    ReleaseReceipt,
+    SuspensionKey,
+    issue_ticket,
+    suspension_key,
 )
 from tests.scheduler.policies.workloads import intervals, play, rows_per_step, session
 
@@ -15,8 +20,13 @@ def crowded(policy: str, **options):
     """Running [A (priority 10), B (priority 1)] fill the pool with four rows each; both want one more in step
     2.
     """
-    return play(session(3, 5, priority=10), session(4, 5, at=1, priority=1, first_token=3000), policy=policy,
-                options=options, pool_cells=8)
+    return play(
+        session(3, 5, priority=10),
+        session(4, 5, at=1, priority=1, first_token=3000),
+        policy=policy,
+        options=options,
+        pool_cells=8,
+    )
 
 
 def first_failure(played) -> tuple[list[str], list[str]]:
@@ -45,25 +55,42 @@ def test_priority_evicts_a_the_requester_and_nothing_runs():
 
 
 def test_no_waiting_session_enters_in_the_step_of_a_preemption():
-    played = play(session(3, 5), session(3, 5, first_token=3000), session(1, 1, first_token=4000, at=2),
-                  policy="vllm_fcfs", pool_cells=8)
+    played = play(
+        session(3, 5),
+        session(3, 5, first_token=3000),
+        session(1, 1, first_token=4000, at=2),
+        policy="vllm_fcfs",
+        pool_cells=8,
+    )
     for traced, record in zip(played.run.trace, played.run.records, strict=True):
         if record.preempted:
             assert traced.flight.plan.intents == ()
 
 
 def test_running_sessions_come_before_waiting_ones_and_share_one_budget():
-    played = play(session(4, 4), session(20, 2, at=1, first_token=3000),
-                  session(4, 2, at=2, first_token=5000),
-                  policy="vllm_fcfs", max_num_batched_tokens=8)
-    assert rows_per_step(played)[:5] == [{"s0": 4}, {"s0": 1, "s1": 7}, {"s0": 1, "s1": 7},
-                                         {"s0": 1, "s1": 6, "s2": 1},
-                                         {"s1": 1, "s2": 3}]
+    played = play(
+        session(4, 4),
+        session(20, 2, at=1, first_token=3000),
+        session(4, 2, at=2, first_token=5000),
+        policy="vllm_fcfs",
+        max_num_batched_tokens=8,
+    )
+    assert rows_per_step(played)[:5] == [
+        {"s0": 4},
+        {"s0": 1, "s1": 7},
+        {"s0": 1, "s1": 7},
+        {"s0": 1, "s1": 6, "s2": 1},
+        {"s1": 1, "s2": 3},
+    ]
 
 
 def test_long_prefills_are_clamped_by_the_threshold():
-    played = play(session(10, 2), session(3, 2, first_token=3000), policy="vllm_fcfs",
-                  options={"long_prefill_threshold": 4})
+    played = play(
+        session(10, 2),
+        session(3, 2, first_token=3000),
+        policy="vllm_fcfs",
+        options={"long_prefill_threshold": 4},
+    )
     assert [step.get("s0") for step in rows_per_step(played)[:4]] == [4, 4, 2, 1]
     assert rows_per_step(played)[0]["s1"] == 3
 
@@ -71,8 +98,9 @@ def test_long_prefills_are_clamped_by_the_threshold():
 def test_a_waiting_session_needs_rows_for_its_next_chunk_only():
     played = play(session(2, 9), session(2, 9, first_token=3000), policy="vllm_fcfs", pool_cells=11)
     assert sorted(rows_per_step(played)[0]) == ["s0", "s1"]  # 10 + 10 rows to come, 11 there
-    assert sorted(rows_per_step(play(session(2, 9), session(2, 9, first_token=3000),
-                                     pool_cells=11))[0]) == ["s0"]
+    assert sorted(rows_per_step(play(session(2, 9), session(2, 9, first_token=3000), pool_cells=11))[0]) == [
+        "s0"
+    ]
 
 
 # -- resume
@@ -81,9 +109,9 @@ def test_a_waiting_session_needs_rows_for_its_next_chunk_only():
 
 def suspended(prompt: int, emitted: int, *, epoch: int = 1, generation: int = 0) -> SessionView:
     request = Request(request_id="r", prompt=tuple(range(prompt)), max_tokens=20, generation=generation)
-    return SessionView(request, 0, SessionState.SUSPENDED, emitted, 0, prompt + emitted - 1, 0, 9, epoch,
-                       True, 0.0, 1.0,
-                       1.0)
+    return SessionView(
+        request, 0, SessionState.SUSPENDED, emitted, 0, prompt + emitted - 1, 0, 9, epoch, True, 0.0, 1.0, 1.0
+    )
 
 
 def ticket(view: SessionView, kind: Preservation, ready: int, **receipts):
@@ -94,12 +122,18 @@ def ticket(view: SessionView, kind: Preservation, ready: int, **receipts):
     return (made.ready_tokens, made.target_tokens), (made.target_tokens, view.limit_at(made.target_tokens))
 
 
-@pytest.mark.parametrize(("prompt", "emitted", "kind", "ready", "rebuild", "ordinary"), [
-    (5, 2, Preservation.EXACT, 6, (6, 6), (6, 7)), (5, 2, Preservation.RECOMPUTE, 0, (0, 6), (6, 7)),
-    (5, 3, Preservation.PARTIAL, 4, (4, 7), (7, 8)), (4, 2, Preservation.FAILED, 3, (0, 5), (5, 6))])
-def test_a_resume_rebuilds_exactly_what_is_not_ready_and_goes_on_at_the_frontier(prompt, emitted, kind, ready,
-                                                                                 rebuild,
-                                                                               ordinary):
+@pytest.mark.parametrize(
+    ("prompt", "emitted", "kind", "ready", "rebuild", "ordinary"),
+    [
+        (5, 2, Preservation.EXACT, 6, (6, 6), (6, 7)),
+        (5, 2, Preservation.RECOMPUTE, 0, (0, 6), (6, 7)),
+        (5, 3, Preservation.PARTIAL, 4, (4, 7), (7, 8)),
+        (4, 2, Preservation.FAILED, 3, (0, 5), (5, 6)),
+    ],
+)
+def test_a_resume_rebuilds_exactly_what_is_not_ready_and_goes_on_at_the_frontier(
+    prompt, emitted, kind, ready, rebuild, ordinary
+):
     assert ticket(suspended(prompt, emitted), kind, ready) == (rebuild, ordinary)
 
 
@@ -123,8 +157,12 @@ def test_a_release_or_promotion_in_flight_gives_no_ticket():
     with pytest.raises(IllegalTransition, match="release still pending"):
         ticket(view, Preservation.EXACT, 6, release=ReleaseReceipt(key, False, 0))
     with pytest.raises(IllegalTransition, match="promotion still in flight"):
-        ticket(view, Preservation.EXACT, 6,
-               preservation=PreservationReceipt(key, Preservation.EXACT, 6, promoted=False))
+        ticket(
+            view,
+            Preservation.EXACT,
+            6,
+            preservation=PreservationReceipt(key, Preservation.EXACT, 6, promoted=False),
+        )
 
 
 def test_a_rebuild_emits_nothing_and_debits_nobody():

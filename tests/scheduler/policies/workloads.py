@@ -10,23 +10,49 @@ TICK_MS = 10.0
 STOP_TOKEN = 7
 
 
-def session(prompt_tokens: int, outputs: int, *, at: int = 0, first_token: int = 1000,
-            hidden: int | None = None,
-            **fields) -> Session:
-    """A session of ``prompt_tokens`` and at most ``outputs``; ``hidden`` outputs are realised if it is given.
-    """
+def session(
+    prompt_tokens: int,
+    outputs: int,
+    *,
+    at: int = 0,
+    first_token: int = 1000,
+    hidden: int | None = None,
+    **fields,
+) -> Session:
+    """A session of ``prompt_tokens`` and at most ``outputs``; ``hidden`` outputs are realised if it is
+    given."""
     prompt = tuple(range(first_token, first_token + prompt_tokens))
     stops = (STOP_TOKEN,) if hidden is not None else ()
-    return Session(prompt=prompt, max_tokens=outputs, arrival_step=at, stop_token_ids=stops,
-                   hidden_output_tokens=hidden, **fields)
+    return Session(
+        prompt=prompt,
+        max_tokens=outputs,
+        arrival_step=at,
+        stop_token_ids=stops,
+        hidden_output_tokens=hidden,
+        **fields,
+    )
 
 
 def workload(*sessions: Session, policy: str = "fcfs", options: dict | None = None, **fields) -> Case:
     """A case with counted cells, no prefix cache and generous limits unless ``fields`` say otherwise."""
-    fields = {"layout": Layout.STOCK, "prefix_cache": False, "pool_cells": 1000, "num_sequences": 64,
-              "max_num_batched_tokens": 64, "max_num_seqs": 16, "ms_per_step": TICK_MS, **fields}
-    return Case(family="llama", model="llama", sessions=sessions, policy=policy,
-                policy_options=tuple((options or {}).items()), **fields)
+    fields = {
+        "layout": Layout.STOCK,
+        "prefix_cache": False,
+        "pool_cells": 1000,
+        "num_sequences": 64,
+        "max_num_batched_tokens": 64,
+        "max_num_seqs": 16,
+        "ms_per_step": TICK_MS,
+        **fields,
+    }
+    return Case(
+        family="llama",
+        model="llama",
+        sessions=sessions,
+        policy=policy,
+        policy_options=tuple((options or {}).items()),
+        **fields,
+    )
 
 
 def play(*sessions: Session, policy: str = "fcfs", options: dict | None = None, **fields) -> Replay:
@@ -38,8 +64,9 @@ def play(*sessions: Session, policy: str = "fcfs", options: dict | None = None, 
 
 def intervals(played: Replay) -> list[list[tuple[str, int, int]]]:
     """Who ran which rows, per step."""
-    return [[(c.request_id, c.start, c.stop) for c in traced.flight.plan.chunks]
-            for traced in played.run.trace]
+    return [
+        [(c.request_id, c.start, c.stop) for c in traced.flight.plan.chunks] for traced in played.run.trace
+    ]
 
 
 def rows_per_step(played: Replay) -> list[dict[str, int]]:
