@@ -220,9 +220,9 @@ def check_endpoint(
 def summary_lines(report: dict[str, Any]) -> Iterable[str]:
     """The report as text, most important first."""
     yield (
-        f"{report['prompts']} prompts: {report['stable_alone']} the same alone, {report['compared']} compared "
-        f"under load at concurrency {report['concurrency']} (at most {report['most_in_flight']} in flight, "
-        f"{report['disconnects']} left early)"
+        f"{report['prompts']} prompts: {report['stable_alone']} the same alone, "
+        f"{report['compared']} compared under load at concurrency {report['concurrency']} "
+        f"(at most {report['most_in_flight']} in flight, {report['disconnects']} left early)"
     )
     yield (
         f"differ from themselves alone: {report['differ_alone']}; "
