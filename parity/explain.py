@@ -64,6 +64,8 @@ def save_failing_case(case: Case, folder: Path) -> Path:
 
 def _ranges(cells: tuple[int, ...]) -> str:
     """Cell indices with runs written as a-b."""
+    if cells and min(cells) < 0:
+        return "placed by the engine"
     parts: list[str] = []
     begin = previous = None
     for cell in (*cells, None):

@@ -12,7 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from parity.errors import ExitCode
 from parity.families import family_names, load_family
 from parity.gate.plan import parse_required
-from parity.gate.records import DEFAULT_SESSIONS, DEFAULT_SPLIT_SESSIONS, GateCheck, GateOptions, GateResult
+from parity.gate.records import (
+    DEFAULT_SESSIONS,
+    DEFAULT_SPLIT_SESSIONS,
+    CheckKind,
+    GateCheck,
+    GateOptions,
+    GateResult,
+)
 from parity.gate.running import run_gate
 from parity.provenance import provenance_line
 from parity.records import Verdict
@@ -57,6 +64,12 @@ COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.UNKNOWN: "yellow"
     type=click.IntRange(min=1),
     help="Sessions to compare per split.",
 )
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice([kind.value for kind in CheckKind if kind is not CheckKind.MODEL]),
+    help="Run only these kinds of checks (repeatable); the others are unknown, so this never passes.",
+)
 @click.option("--seed", type=int, help="Explore other cases than the derandomised default.")
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(min=1), help="Processes.")
 @click.option(
@@ -72,6 +85,7 @@ def command(
     frozen: bool,
     sessions: int,
     split_sessions: int,
+    only: tuple[str, ...],
     seed: int | None,
     jobs: int,
     json_path: Path | None,
@@ -95,6 +109,7 @@ def command(
         sessions=sessions,
         split_sessions=split_sessions,
         frozen=frozen,
+        only=tuple(map(CheckKind, only)),
         jobs=jobs,
         seed=seed,
     )

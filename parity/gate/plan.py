@@ -69,7 +69,18 @@ def plan_gate(options: GateOptions) -> tuple[list[GateJob], list[GateCheck], dic
     decided += check_selection(options, families)
     if options.row == "tiny" and options.families:
         jobs += [GateJob(kind=CheckKind.POLICIES, name="policies"), *_mutant_jobs(options)]
+    if options.only:
+        decided += [
+            _left_out(kind) for kind in dict.fromkeys(job.kind for job in jobs) if kind not in options.only
+        ]
+        jobs = [job for job in jobs if job.kind in options.only]
     return jobs, decided, digests
+
+
+def _left_out(kind: CheckKind) -> GateCheck:
+    """What somebody chose not to run is as unknown as what could not run."""
+    name = f"{kind.value} left out"
+    return GateCheck(kind=kind, name=name, verdict=Verdict.UNKNOWN, reason=f"--only leaves {kind.value} out")
 
 
 def _model(family: str, row: str) -> str:

@@ -25,7 +25,9 @@ class CheckKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateOptions:
-    """What a gate run is asked for. ``required`` maps a family to the tier that its sessions must reach."""
+    """What a gate run is asked for. ``required`` maps a family to the tier that its sessions must reach;
+    ``only`` names the kinds of checks to run, none for all.
+    """
 
     families: tuple[str, ...]
     is_selection: bool
@@ -34,6 +36,7 @@ class GateOptions:
     sessions: int = DEFAULT_SESSIONS
     split_sessions: int = DEFAULT_SPLIT_SESSIONS
     frozen: bool = False
+    only: tuple[CheckKind, ...] = ()
     jobs: int = 2
     seed: int | None = None
 

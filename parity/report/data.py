@@ -30,6 +30,7 @@ def result_to_data(result: GateResult) -> dict[str, Any]:
             "sessions": options.sessions,
             "split_sessions": options.split_sessions,
             "frozen": options.frozen,
+            "only": [kind.value for kind in options.only],
             "jobs": options.jobs,
             "seed": options.seed,
             "required": {family: options.tier_of(family).value for family in options.families},

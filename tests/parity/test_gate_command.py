@@ -18,6 +18,7 @@ from parity.report.data import check_against_schema
 from parity.store import REPOSITORY
 
 BUDGET = ("--sessions", "12", "--split-sessions", "4")
+ONLY = ("--only", "suite", "--only", "split")
 PARTS = ("scheduler", "parity", "manifests", "splits", "golden", "requirements", "tests")
 
 # A prefix is shared one token further than it is equal.
@@ -99,7 +100,7 @@ def test_planted_scheduler_fault_fails_and_is_named(checkout: Path, tmp_path: Pa
         file.write(FAULT)
     summary = tmp_path / "summary.md"
     done = gate(
-        checkout, "--family", "llama", *BUDGET, GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary)
+        checkout, "--family", "llama", *BUDGET, *ONLY, GITHUB_ACTIONS="true", GITHUB_STEP_SUMMARY=str(summary)
     )
 
     assert done.returncode == 1, done.stdout + done.stderr

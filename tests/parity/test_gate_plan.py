@@ -113,3 +113,11 @@ def test_tiers_are_required_by_family_or_for_all() -> None:
         parse_required(("llama=bit",), known=known, chosen=chosen)
     with pytest.raises(UsageError, match="unknown family 'mamba'"):
         parse_required(("mamba=bits",), known=known, chosen=chosen)
+
+
+def test_kinds_that_are_left_out_are_unknown_so_that_a_part_never_passes() -> None:
+    jobs, decided, _ = plan_gate(options("llama", only=(CheckKind.SUITE,)))
+    assert {job.kind for job in jobs} == {CheckKind.SUITE}
+    assert unknown(decided) == {
+        f"{kind} left out": f"--only leaves {kind} out" for kind in ("split", "golden", "policies", "mutants")
+    }

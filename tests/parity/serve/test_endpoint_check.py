@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from parity.endpoint_answer import EndpointAnswer, merge_chunks, read_answer
 from parity.endpoint_check import EndpointOptions, check_endpoint, make_prompts
-from parity.endpoint_client import EndpointAnswer, read_answer
 from parity.endpoint_judge import Asked, judge
 from parity.errors import UsageError
 from parity.records import Tier, Verdict
@@ -194,3 +194,16 @@ def test_answers_without_logprobs_and_of_llama_server_are_read():
     content = [{"token": "a", "logprob": -1.0, "top_logprobs": [{"logprob": -1.0}, {"logprob": -3.0}]}]
     found = read_answer({"choices": [{"text": "a", "logprobs": {"content": content}}]}, chat=False)
     assert (found.tokens, found.logprobs, found.margins) == (("a",), (-1.0,), (2.0,))
+
+
+def test_streamed_answers_are_the_whole_ones_and_a_broken_stream_is_none(url: str):
+    options = replace(OPTIONS, prompts=3, stream=True, concurrency=3)
+    assert check_endpoint(url, "llama", options)[0] is Verdict.PASS
+    chunk = {"choices": [{"text": "a", "finish_reason": None}]}
+    assert (
+        merge_chunks([chunk, {"choices": [{"text": "b", "finish_reason": "stop"}]}], chat=False).text == "ab"
+    )
+    with pytest.raises(ValueError, match="without a finish reason"):
+        merge_chunks([chunk], chat=False)
+    with pytest.raises(ValueError, match="holds an error"):
+        merge_chunks([chunk, {"error": {"message": "x"}}], chat=False)
