@@ -13,12 +13,15 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-from parity.endpoint_client import EndpointAccess, EndpointAnswer, EndpointClient
+from parity.endpoint_answer import EndpointAnswer
+from parity.endpoint_client import EndpointAccess, EndpointClient
 from parity.endpoint_judge import Asked, judge
 from parity.errors import UsageError
 from parity.records import Tier, Verdict
+from parity.store import save_text
 
 ALONE_ROUNDS = 2
 WORDS = (
@@ -29,7 +32,8 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointOptions:
-    """What is asked and how. ``results`` is a file of JSON lines: what is in it is not asked again."""
+    """What is asked and how. Rounds under load go on for at least ``duration_s``. ``results`` is a file of
+    JSON lines: what is in it is not asked again."""
 
     concurrency: int = 16
     prompts: int = 24
@@ -45,6 +49,8 @@ class EndpointOptions:
     retries: int = 2
     requests_per_s: float | None = None
     chat: bool = False
+    stream: bool = False
+    duration_s: float = 0.0
     results: Path | None = None
 
     def access(self, url: str, model: str) -> EndpointAccess:
@@ -56,6 +62,7 @@ class EndpointOptions:
             retries=self.retries,
             requests_per_s=self.requests_per_s,
             chat=self.chat,
+            stream=self.stream,
         )
 
 
@@ -86,6 +93,7 @@ class Results:
     path: Path | None
     identity: dict[str, Any]
     asked: list[Asked] = field(default_factory=list)
+    _known: set[tuple[str, int]] = field(default_factory=set)
 
     def load(self) -> None:
         """Read an earlier run's lines. Raises ``UsageError`` when they answer other questions."""
@@ -107,15 +115,16 @@ class Results:
             raise UsageError(
                 "results cannot be continued", where=str(self.path), why=str(error), todo="name another file"
             ) from error
+        self._known = {(item.round, item.prompt) for item in self.asked}
         if len(whole) != len(lines):
-            self.path.write_text("".join(whole))
+            save_text(self.path, "".join(whole))
 
     def add(self, asked: Asked) -> None:
         self.asked.append(asked)
         self._append({"round": asked.round, "prompt": asked.prompt, "answer": asdict(asked.answer)})
 
     def has(self, round_name: str, prompt: int) -> bool:
-        return any(item.round == round_name and item.prompt == prompt for item in self.asked)
+        return (round_name, prompt) in self._known
 
     def _append(self, data: dict[str, Any]) -> None:
         if self.path is not None:
@@ -147,8 +156,10 @@ class EndpointCheck:
                 for prompt in range(len(self.questions)):
                     await self._ask(client, f"alone {number}", prompt)
             client.most_in_flight = 0
-            for number in range(options.rounds):
+            begin_s, number = monotonic(), 0
+            while number < options.rounds or monotonic() - begin_s < options.duration_s:
                 await self._load_round(client, number)
+                number += 1
             most = client.most_in_flight
             extras = sorted(client.extras)
         verdict, report = judge(
@@ -157,7 +168,7 @@ class EndpointCheck:
             tier=options.tier,
             most_in_flight=most,
             alone_rounds=ALONE_ROUNDS,
-            load_rounds=options.rounds,
+            load_rounds=number,
         )
         return verdict, {
             "endpoint": self.url,
@@ -172,7 +183,8 @@ class EndpointCheck:
         if not self.results.has(round_name, prompt):
             self.results.add(Asked(round_name, prompt, await client.ask(self.questions[prompt])))
         self._done += 1
-        self._report(self._done, (ALONE_ROUNDS + self.options.rounds) * len(self.questions))
+        expected = (ALONE_ROUNDS + self.options.rounds) * len(self.questions)
+        self._report(self._done, max(self._done, expected))
 
     async def _load_round(self, client: EndpointClient, number: int) -> None:
         """All prompts in a new order: the even rounds as fast as the lanes allow, the odd ones staggered."""

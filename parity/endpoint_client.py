@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import tenacity
 
+from parity.endpoint_answer import EndpointAnswer, merge_chunks, read_answer
 from parity.errors import UsageError
 
 MAX_RETRY_WAIT_S = 60.0
@@ -37,25 +38,7 @@ class EndpointAccess:
     retries: int = 2
     requests_per_s: float | None = None
     chat: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointAnswer:
-    """What came back. ``tokens`` are ids or token texts, ``logprobs`` one per token, ``margins`` top-1 minus
-    top-2 log probability; each is empty where the server gives none. ``error`` is set instead of a text."""
-
-    text: str = ""
-    finish_reason: str = ""
-    tokens: tuple[Any, ...] = ()
-    logprobs: tuple[float, ...] = ()
-    margins: tuple[float, ...] = ()
-    error: str = ""
-
-    @staticmethod
-    def from_data(data: dict[str, Any]) -> EndpointAnswer:
-        """The reverse of ``dataclasses.asdict`` after JSON."""
-        lists = {name: tuple(data[name]) for name in ("tokens", "logprobs", "margins")}
-        return EndpointAnswer(**{**data, **lists})
+    stream: bool = False
 
 
 class Retryable(Exception):
@@ -157,19 +140,27 @@ class EndpointClient:
 
     async def _attempt(self, question: dict[str, Any]) -> EndpointAnswer:
         await self._wait_for_slot()
+        body = self._body(question, stream=self.access.stream)
         try:
             with self._counted():
-                response = await self._http.post(self._path, json=self._body(question, stream=False))
+                async with self._http.stream("POST", self._path, json=body) as response:
+                    text = (await response.aread()).decode(errors="replace")
         except httpx.HTTPError as error:
             raise Retryable(f"{type(error).__name__}: {error}") from error
         if response.status_code in RETRYABLE_STATUS:
-            raise Retryable(f"HTTP {response.status_code}: {response.text[:200]}", _seconds(response))
+            raise Retryable(f"HTTP {response.status_code}: {text[:200]}", _seconds(response))
         if response.status_code != 200:
-            raise Refused(f"HTTP {response.status_code}: {response.text[:200]}")
+            raise Refused(f"HTTP {response.status_code}: {text[:200]}")
         try:
-            return read_answer(response.json(), chat=self.access.chat)
+            if not self.access.stream:
+                return read_answer(json.loads(text), chat=self.access.chat)
+            lines = (
+                line.removeprefix("data:").strip() for line in text.split("\n") if line.startswith("data:")
+            )
+            chunks = [json.loads(line) for line in lines if line != "[DONE]"]
+            return merge_chunks(chunks, chat=self.access.chat)
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise Refused(f"no answer in OpenAI's form: {error!r} in {response.text[:200]!r}") from error
+            raise Refused(f"no answer in OpenAI's form: {error!r} in {text[:200]!r}") from error
 
     def _counted(self) -> EndpointClient._Count:
         return EndpointClient._Count(self)
@@ -206,38 +197,3 @@ def _seconds(response: httpx.Response) -> float | None:
         return max(0.0, float(response.headers["retry-after"]))
     except (KeyError, ValueError):
         return None
-
-
-def read_answer(data: dict[str, Any], *, chat: bool) -> EndpointAnswer:
-    """An answer of either form. Raises KeyError, IndexError, TypeError or ValueError for another form."""
-    choice = data["choices"][0]
-    text = (choice["message"].get("content") or "") if chat else choice["text"]
-    if not isinstance(text, str):
-        raise ValueError(f"the text is {json.dumps(text)}")
-    names, logprobs, margins = _read_logprobs(choice.get("logprobs"), chat=chat)
-    tokens = choice.get("token_ids") or names
-    return EndpointAnswer(
-        text=text,
-        finish_reason=str(choice.get("finish_reason")),
-        tokens=tuple(tokens),
-        logprobs=tuple(logprobs),
-        margins=tuple(margins),
-    )
-
-
-def _read_logprobs(data: Any, *, chat: bool) -> tuple[list[str], list[float], list[float]]:
-    """Token texts, log probabilities, and margins where at least two alternatives are given."""
-    if not data:
-        return [], [], []
-    if chat or "content" in data:  # llama-server gives the chat form for completions too
-        content = data.get("content") or []
-        tops = [[entry["logprob"] for entry in item.get("top_logprobs") or []] for item in content]
-        names, values = [item["token"] for item in content], [item["logprob"] for item in content]
-    else:
-        names, values = data.get("tokens") or [], data.get("token_logprobs") or []
-        tops = [list((top or {}).values()) for top in data.get("top_logprobs") or [None] * len(names)]
-    margins = [
-        ordered[0] - ordered[1] if len(ordered) > 1 else float("nan")
-        for ordered in (sorted(top, reverse=True) for top in tops)
-    ]
-    return names, values, margins

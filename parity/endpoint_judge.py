@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from parity.endpoint_client import EndpointAnswer
+from parity.endpoint_answer import EndpointAnswer
 from parity.records import Tier, Verdict
 
 

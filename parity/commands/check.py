@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from parity.commands import check_endpoint
 from parity.errors import ExitCode, UsageError
 from parity.families import family_names, load_family
 from parity.models import resolve_model
@@ -58,7 +59,9 @@ from scheduler.limits import Layout
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here."
 )
 @click.option(
-    "--endpoint", metavar="URL", help="Check an OpenAI-compatible server instead; see check-endpoint."
+    "--endpoint",
+    metavar="URL",
+    help="Check the model MODEL of an OpenAI-compatible server; check-endpoint has more options.",
 )
 @click.pass_context
 def command(
@@ -79,7 +82,11 @@ def command(
     Exit code 0: pass, 1: fail, 2: unknown, 64: bad input.
     """
     if endpoint is not None:
-        raise UsageError("--endpoint is a command of its own", todo=f"run `parity check-endpoint {endpoint}`")
+        if model is None:
+            raise UsageError("--endpoint needs --model", why="it is the model's name at the server")
+        return context.invoke(
+            check_endpoint.command, url=endpoint, model=model, tier=tier, json_path=json_path
+        )
     chosen = choose_families(families, model)
     suites = [(name, layout) for name in chosen for layout in (map(Layout, layouts) if layouts else Layout)]
     console = Console(stderr=True)

@@ -46,6 +46,14 @@ _AT_LEAST_ONE = click.IntRange(1)
     "--retries", default=2, show_default=True, type=click.IntRange(0), help="Further attempts a request."
 )
 @click.option("--request-rate", "requests_per_s", type=float, help="At most so many requests a second.")
+@click.option("--stream", is_flag=True, help="Ask for streamed answers.")
+@click.option(
+    "--duration",
+    "duration_s",
+    default=0.0,
+    metavar="SECONDS",
+    help="Go on with rounds under load for so long.",
+)
 @click.option("--chat", is_flag=True, help="Ask /v1/chat/completions.")
 @click.option(
     "--results",
