@@ -54,34 +54,35 @@ def crowd_case(family: str, split: Split, number: int, *, sessions: int = 18) ->
     trees = [tokens_of(rng.randrange(1 << 30), 48) for _ in range(2)]
     made = []
     for index in range(sessions):
-        own = tokens_of(rng.randrange(1 << 30), rng.choice((1, 2, 5, 15, 16, 17, 31, 33, 64, 90)))
-        prompt = own if index % 3 == 0 else trees[index % 2][: rng.choice((16, 17, 32, 40))] + own[:20]
+        own = tokens_of(rng.randrange(1 << 30), rng.choice((1, 2, 5, 15, 16, 17, 31, 33, 48, 70)))
+        prompt = own if index % 3 == 0 else trees[index % 2][: rng.choice((16, 17, 32, 40))] + own[:9]
         sampling = SamplingParams(temperature=1.0, seed=index) if index % 7 == 3 else SamplingParams()
         made.append(
             Session(
                 prompt=prompt,
-                max_tokens=rng.randint(3, 12),
+                max_tokens=rng.randint(2, 9),
                 arrival_step=rng.choice((0, 0, index, 18)),
                 sampling=sampling,
             )
         )
     faults = [
-        Fault(kind=FaultKind.PREEMPT, step=step, session=rng.randrange(sessions), in_flight=step % 2 == 0)
+        Fault(kind=FaultKind.PREEMPT, step=step, session=rng.randrange(sessions), in_flight=step % 4 == 3)
         for step in range(3, 21, 2)
     ]
+    early = [index for index, one in enumerate(made) if one.arrival_step == 0 and one.max_tokens >= 5]
     faults += [
-        Fault(kind=FaultKind.CANCEL, step=step, session=rng.randrange(sessions), in_flight=step == 9)
-        for step in (6, 9)
+        Fault(kind=FaultKind.CANCEL, step=step, session=session, in_flight=step == 4)
+        for step, session in zip((2, 4), rng.sample(early, 2), strict=True)
     ]
     case = Case(
         family=family,
         model=f"{family}:{split.row}",
         sessions=tuple(made),
-        pool_cells=260,
+        pool_cells=230,
         num_sequences=20,
-        max_num_batched_tokens=60,
+        max_num_batched_tokens=63,
         max_num_seqs=14,
-        max_chunk_tokens=24,
+        max_chunk_tokens=32,
         prefix_block_tokens=8,
         faults=tuple(faults),
         kv_type="f32" if number % 3 == 2 else "f16",
