@@ -1,4 +1,5 @@
-"""One answer of an OpenAI-compatible server, read from any of its forms: whole or streamed, chat or completion."""
+"""One answer of an OpenAI-compatible server, read from any of its forms: whole or streamed, chat or
+completion."""
 
 from __future__ import annotations
 
@@ -63,8 +64,8 @@ def _read_logprobs(data: Any, *, chat: bool) -> tuple[list[str], list[float], li
 
 
 def merge_chunks(chunks: Sequence[dict[str, Any]], *, chat: bool) -> EndpointAnswer:
-    """The answer that streamed chunks come to. Raises like ``read_answer``, and ValueError for a stream that broke
-    off: without a finish reason, or with an error in it."""
+    """The answer that streamed chunks come to. Raises like ``read_answer``, and ValueError for a stream that
+    broke off: without a finish reason, or with an error in it."""
     parts: list[EndpointAnswer] = []
     reason = None
     for chunk in chunks:

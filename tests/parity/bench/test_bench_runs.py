@@ -1,0 +1,236 @@
+"""Real runs on the tiny llama: every request has a record, counters are exact, a sweep goes on where it
+was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from parity.bench.cutover import (
+    Cutover,
+    CutoverOptions,
+    Margins,
+    at_least,
+    at_most,
+    median_ratio,
+    overload_row,
+)
+from parity.bench.in_process import InProcessDriver
+from parity.bench.over_http import HttpDriver
+from parity.bench.peers import llama_server_command, raw_row, workload_of
+from parity.bench.plots import save_plots
+from parity.bench.records import BenchRun, RequestRecord
+from parity.bench.replay import CallRecorder, replay_s
+from parity.bench.summary import Goodput
+from parity.bench.sweep import Point, SweepOptions, csv_text, run_sweep
+from parity.bench.workload import Lengths, PrefixShape, Workload
+from parity.commands.bench import command as bench_command
+from parity.errors import UsageError
+from parity.records import Verdict
+from parity.serve.app import AppSettings
+from parity.serve.served_model import EngineSettings, ServedModel, open_served
+from parity.serve.server import serving
+
+SETTINGS = EngineSettings(model="llama", n_threads=1, max_num_seqs=8, pool_cells=2000)
+LENGTHS = Lengths(input_len=40, output_len=6)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[ServedModel]:
+    model = open_served(SETTINGS)
+    yield model
+    model.close()
+
+
+def workload(count: int = 8, shape: PrefixShape = PrefixShape.UNIQUE) -> Workload:
+    return Workload(name="w", lengths=LENGTHS, num_prompts=count, shape=shape)
+
+
+def check_records(run: BenchRun, count: int) -> None:
+    assert len(run.completed) == len(run.requests) == count
+    for record in run.requests:
+        assert record.output_tokens == 6
+        assert record.due_s <= record.sent_s <= record.token_times_s[0]
+        assert list(record.token_times_s) == sorted(record.token_times_s)
+        assert record.token_times_s[-1] <= record.end_s <= run.duration_s
+
+
+def test_closed_loop_serves_every_request_and_counts_exactly(served: ServedModel):
+    run = InProcessDriver(served).run_closed(workload().jobs(), concurrency=4)
+    check_records(run, 8)
+    assert run.engine["peak_running"] <= 4 and run.engine["engine_failures"] == 0
+    assert run.engine["kv_bytes_per_session"] % 1 >= 0 and run.engine["peak_rss_bytes"] > 1e6
+
+
+def test_single_lane_never_runs_two(served: ServedModel):
+    run = InProcessDriver(served, policy="single_lane").run_closed(workload().jobs(), concurrency=4)
+    check_records(run, 8)
+    assert run.engine["peak_running"] == 1
+
+
+def test_open_loop_sends_at_its_times_and_not_before(served: ServedModel):
+    times = [0.0, 0.0, 0.01, 0.05]
+    run = InProcessDriver(served).run_open(workload(4).jobs(), times_s=times)
+    check_records(run, 4)
+    sent = {record.index: record.sent_s for record in run.requests}
+    assert all(sent[index] >= due_s for index, due_s in enumerate(times))
+
+
+def test_shared_prefixes_and_conversations_hit_and_unique_prompts_do_not(served: ServedModel):
+    def saved(shape: PrefixShape, **variant) -> float:
+        run = InProcessDriver(served, **variant).run_closed(workload(6, shape).jobs(), concurrency=1)
+        return run.engine["prefix_tokens_saved"]
+
+    assert saved(PrefixShape.SHARED) == 5 * 30  # three quarters of 40 tokens, for all but the first
+    assert saved(PrefixShape.MULTI_TURN) >= 4 * 40
+    assert saved(PrefixShape.SHARED, prefix_cache=False) == 0
+    assert saved(PrefixShape.UNIQUE) < 6 * 16
+
+
+def test_replay_makes_the_same_calls_and_leaves_the_pool_empty(served: ServedModel):
+    pool = served.engine.pool
+    recorder = CallRecorder(pool)
+    run = InProcessDriver(served, record_batch=recorder).run_closed(workload().jobs(), concurrency=4)
+    asked = sum(int(call.wanted.sum()) for call in recorder.calls)
+    assert asked == sum(record.output_tokens for record in run.completed)
+    assert replay_s(pool, recorder.calls) > 0
+    assert pool.leftover_sequences() == []
+    row = raw_row(served, workload(), 4, 1)
+    assert row.ratio == pytest.approx(row.ours_tokens_per_s / row.peer_tokens_per_s)
+
+
+def test_http_driver_counts_the_same_tokens_as_the_server(served: ServedModel):
+    with serving(served, AppSettings(model_name="llama")) as url:
+        run = HttpDriver(url, "llama").run_closed(workload(6, PrefixShape.MULTI_TURN).jobs(), concurrency=3)
+        check_records(run, 6)
+        assert {record.turn for record in run.requests} == {0, 1, 2}
+        refused = HttpDriver(url, "other").run_closed(workload(2).jobs(), concurrency=1)
+        opened = HttpDriver(url, "llama").run_open(workload(3).jobs(), times_s=[0.0, 0.0, 0.02])
+        check_records(opened, 3)
+    assert not refused.completed and all("404" in record.error for record in refused.requests)
+
+
+class Fixed:
+    """A driver with a known answer, which counts how often it was asked."""
+
+    runs = 0
+
+    def run_closed(self, jobs, *, concurrency):
+        Fixed.runs += 1
+        records = tuple(
+            RequestRecord(index=i, prompt_tokens=1, token_times_s=(1.0, 2.0), end_s=2.0) for i in range(4)
+        )
+        return BenchRun(duration_s=2.0, requests=records)
+
+    run_open = None
+
+
+def test_sweep_runs_a_point_once_and_other_settings_anew(tmp_path: Path):
+    def sweep(target: str) -> list[dict]:
+        options = SweepOptions(
+            target={"model": target},
+            goodput=Goodput(),
+            metrics=("ttft",),
+            percentiles=(50, 99),
+            result_dir=tmp_path,
+            save_detailed=True,
+        )
+        return run_sweep([Point(workload=workload(), concurrency=n) for n in (1, 2)], options, Fixed)
+
+    Fixed.runs = 0
+    first = sweep("a")
+    assert (Fixed.runs, sweep("a"), Fixed.runs) == (2, first, 2)
+    sweep("b")
+    assert Fixed.runs == 4
+    assert first[0]["output_throughput"] == 4.0 and first[0]["p99_ttft_ms"] is None
+    assert csv_text(first).splitlines()[0].startswith("mix,prefix")
+    kept = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    assert len(kept) == 4 and all(len(item["requests"]) == 4 for item in kept)
+    assert [path.name for path in save_plots(first, tmp_path)] == ["throughput.png"]
+
+
+def test_bench_command_writes_rows_and_refuses_nonsense(tmp_path: Path):
+    common = ["llama", "--threads", "1", "--n-ctx", "2000", "--num-prompts", "4", "--random-output-len", "4"]
+    saved = ["--save-result", "--result-dir", str(tmp_path)]
+    code = bench_command.main([*common, "--max-concurrency", "2", *saved], standalone_mode=False)
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert int(code) == 0 and rows[0]["completed"] == 4 and (tmp_path / "rows.csv").exists()
+    for wrong in (
+        ["--percentile-metrics", "speed"],
+        ["--metric-percentiles", "0"],
+        ["--mix", "all"],
+        ["--policy", "no_such"],
+        ["--base-url", "http://127.0.0.1:9"],
+    ):
+        with pytest.raises(UsageError):
+            bench_command.main([*common, *wrong], standalone_mode=False)
+
+
+# -- gate ----------------------------------------------------------------------------------------------------
+
+
+def test_gate_has_a_row_for_every_claim_and_overload_refuses_instead_of_failing():
+    options = CutoverOptions(
+        target=4,
+        curve=(1, 4),
+        pairs=1,
+        num_prompts=8,
+        curve_prompts=4,
+        lengths=LENGTHS,
+        prefix_lengths=LENGTHS,
+    )
+    rows = {row.claim: row for row in Cutover(SETTINGS, options).rows()}
+    assert list(rows) == [
+        "throughput, N=4",
+        "p99 latency, N=4",
+        "goodput, N=4",
+        "KV bytes per session, N=4",
+        "scaling curve, N=1",
+        "scaling curve, N=4",
+        "shared-prefix TTFT, times faster",
+        "overload, failures",
+    ]
+    assert rows["p99 latency, N=4"].verdict is Verdict.UNKNOWN  # eight requests carry no p99
+    assert rows["overload, failures"].verdict is Verdict.PASS
+    assert rows["throughput, N=4"].measured > 0
+
+
+def test_row_without_a_number_is_unknown_and_margins_decide_the_rest():
+    assert at_least("m", "c", 2.0, 2.0).verdict is Verdict.PASS
+    assert at_least("m", "c", 1.99, 2.0).verdict is Verdict.FAIL
+    assert at_most("m", "c", 1.01, 1.0).verdict is Verdict.FAIL
+    assert at_least("m", "c", None, 2.0).verdict is at_most("m", "c", None, 1.0).verdict is Verdict.UNKNOWN
+    assert Margins().throughput == 2.0 and Margins().single_user == 0.97
+
+
+def test_ratio_is_the_median_over_pairs_and_none_where_a_side_has_none():
+    pairs = [({"x": 1.0}, {"x": 2.0}), ({"x": 1.0}, {"x": 9.0}), ({"x": 2.0}, {"x": 6.0})]
+    assert median_ratio(pairs, "x") == 3.0
+    assert median_ratio([*pairs, ({"x": None}, {"x": 1.0})], "x") is None
+
+
+@pytest.mark.parametrize(
+    ("error", "failures", "verdict"),
+    [
+        ("queue is full with 4 requests", 0, Verdict.PASS),
+        ("llama_decode returned 1", 0, Verdict.FAIL),
+        ("queue is full with 4 requests", 1, Verdict.FAIL),
+        ("", 0, Verdict.UNKNOWN),
+    ],
+)
+def test_overload_row_tells_refusals_from_failures(error, failures, verdict):
+    served = RequestRecord(index=0, prompt_tokens=1, token_times_s=(1.0,), end_s=1.0)
+    other = RequestRecord(index=1, prompt_tokens=1, error=error) if error else served
+    run = BenchRun(duration_s=1.0, requests=(served, other), engine={"engine_failures": failures})
+    assert overload_row("m", run).verdict is verdict
+
+
+def test_llama_server_gets_the_same_model_threads_context_and_slots():
+    command = llama_server_command(Path("llama-server"), SETTINGS, 1234)
+    pairs = dict(zip(command[1::2], command[2::2], strict=False))
+    assert (pairs["-t"], pairs["-c"], pairs["-np"], pairs["--port"]) == ("1", "2000", "8", "1234")
+    assert pairs["-m"].endswith(".gguf")
+    assert workload_of(32, 64, 3, 0).lengths == Lengths(input_len=32, output_len=64)
