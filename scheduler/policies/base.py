@@ -141,7 +141,7 @@ class Policy:
             plan, sorted(map(views.__getitem__, state.suspended), key=lambda v: self.order_key(state, v))
         )
         if not plan.closed:
-            self.fill(plan, self.waiting_order(state))
+            self.fill(plan, plan.while_open(self.waiting_order(state)))
         return plan.build()
 
     def fill(self, plan: PlanBuilder, views: Iterable[SessionView]) -> None:

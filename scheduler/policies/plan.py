@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from scheduler.records import (
@@ -72,6 +73,13 @@ class PlanBuilder:
         kind = IntentKind.RESUME if view.state is SessionState.SUSPENDED else IntentKind.ADMIT
         self._intents.append(QueueIntent(kind, view.request_id, view.request.generation))
         return True
+
+    def while_open(self, views: Iterable[SessionView]) -> Iterator[SessionView]:
+        """The views up to the one that closes the scan: a long queue costs no more than a short one."""
+        for view in views:
+            if self.closed:
+                return
+            yield view
 
     def reject(self, view: SessionView, reason: str) -> None:
         """Give up a waiting session for good, with a reason for its caller."""

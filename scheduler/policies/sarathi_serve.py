@@ -48,6 +48,6 @@ class SarathiServe(Policy):
         self.fill(plan, (view for view in running if view.phase is not Phase.DECODE))
         self.fill(plan, sorted((state.views[r] for r in state.suspended), key=lambda view: view.index))
         if not plan.closed:
-            self.fill(plan, self.waiting_order(state))
+            self.fill(plan, plan.while_open(self.waiting_order(state)))
         plan.tokens_left += unused  # the ledger counts what was planned, tau only bounds it
         return plan.build()

@@ -36,7 +36,7 @@ class SingleLane(Policy):
             return plan.build()
         self.fill(plan, sorted((views[r] for r in state.suspended), key=lambda view: view.index))
         if not state.suspended:
-            self.fill(plan, self.waiting_order(state))
+            self.fill(plan, plan.while_open(self.waiting_order(state)))
         return plan.build()
 
     def fill(self, plan: PlanBuilder, views) -> None:

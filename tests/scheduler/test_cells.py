@@ -1,4 +1,6 @@
-"""Ordered cells: increasing per session, never lost, and small pools enumerated exhaustively without a livelock."""
+"""Ordered cells: increasing per session, never lost, and small pools enumerated exhaustively without a
+livelock.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from scheduler.cells import CellPool, lowest_cells, split_rows
 from scheduler.engine import OpKind
 from scheduler.limits import Layout, PoolLimits, Sharing
 from scheduler.loop import NoProgress
+from scheduler.policies import policy_names
 from tests.scheduler.serving import OPTIMISTIC, Serving, request
 
 
@@ -27,7 +30,8 @@ def grow(cells: CellPool, seq_id: int, count: int) -> None:
 @pytest.mark.parametrize(("count", "width", "sizes"), [
     (1, 63, [1]), (63, 63, [63]), (64, 63, [62, 2]), (65, 63, [63, 2]), (127, 63, [63, 62, 2]), (0, 63, []),
     (3, 2, [2, 1]), (5, 4, [3, 2])])
-def test_calls_never_end_in_a_lone_row_that_could_have_company(count: int, width: int, sizes: list[int]) -> None:
+def test_calls_never_end_in_a_lone_row_that_could_have_company(count: int, width: int,
+                                                               sizes: list[int]) -> None:
     assert split_rows(count, width) == sizes
 
 
@@ -139,7 +143,8 @@ def test_hybrids_get_one_group_of_equal_lengths_per_call() -> None:
 
 # -- enumeration of small pools
 
-STEPS_PER_ROW = 12  # bound on steps for each row of work: far below it in every case, a livelock would exceed any
+# bound on steps for each row of work: far below it in every case, a livelock would exceed any
+STEPS_PER_ROW = 12
 
 
 def enumerate_cases(cells: int):
@@ -153,7 +158,8 @@ def enumerate_cases(cells: int):
 
 
 def play(sessions, arrivals, *, optimistic: bool, shared: bool, **fields) -> Serving:
-    serving = Serving(options=OPTIMISTIC if optimistic else {}, prefix_block_tokens=1, max_num_seqs=4, max_idle_steps=8, **fields)
+    serving = Serving(options=OPTIMISTIC if optimistic else {}, prefix_block_tokens=1, max_num_seqs=4,
+                      max_idle_steps=8, **fields)
     work = sum(p + t for p, t in sessions)
     for step in range(STEPS_PER_ROW * work + 8):
         for index, (p, t) in enumerate(sessions):
@@ -210,3 +216,17 @@ def test_misplaced_rows_are_seen_by_the_exact_engine() -> None:
     owner.cells[-1] += 1
     with pytest.raises((EngineAbort, AssertionError)):
         serving.run()
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_no_policy_has_a_livelock_in_a_small_pool(policy: str) -> None:
+    for sessions, arrivals in itertools.islice(enumerate_cases(6), 0, None, 23):
+        for ids, recurrent in itertools.product((3, 12), (False, True)):
+            serving = Serving(policy=policy, prefix_block_tokens=1, max_num_seqs=4, cells=6, ids=ids,
+                              recurrent=recurrent, max_num_batched_tokens=3)
+            for step in range(max(arrivals) + 1):
+                serving.submit(*[request(f"s{i}", range(p), t) for i, (p, t) in enumerate(sessions)
+                                 if arrivals[i] == step])
+                serving.step()
+            serving.run(most=40 * sum(map(sum, sessions)))
+            serving.check_all_as_alone()

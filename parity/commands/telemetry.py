@@ -1,0 +1,30 @@
+"""``parity telemetry``: totals and a picture of what a scheduler did, from its JSON lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from parity.errors import ExitCode, UsageError
+from parity.store import save_bytes
+from parity.telemetry import plot_steps, read_steps, totals_of
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Picture to write: .png or .svg.")
+@click.option("--totals", is_flag=True, help="Print the totals as JSON.")
+def command(file: Path, out: Path | None, totals: bool) -> ExitCode:
+    """Read FILE, one step record a line, and plot pool, queues and tokens by kind over steps."""
+    steps = read_steps(file)
+    if totals or out is None:
+        click.echo(json.dumps(totals_of(steps)))
+    if out is not None:
+        kind = out.suffix.lstrip(".").lower()
+        if kind not in ("png", "svg"):
+            raise UsageError(f"a picture of kind {kind or 'none'!r}", where=str(out), todo="end it in .png or .svg")
+        save_bytes(out, plot_steps(steps, kind=kind))
+        click.echo(f"{out}: {len(steps)} steps")
+    return ExitCode.PASS

@@ -1,0 +1,77 @@
+"""Reads the scheduler's telemetry, JSON lines of one record a step, sums it and draws it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from parity.errors import UsageError
+from scheduler.telemetry import GAUGES, StepRecord
+
+Step = dict[str, float]
+
+TOKENS = {"prefill_tokens": "prefill", "decode_tokens": "decode", "recompute_tokens": "recompute"}
+QUEUES = {"running": "running", "waiting": "waiting", "suspended": "suspended"}
+POOL = {"cells_used": "used", "cells_available": "available", "cells_shared": "shared more than once"}
+
+
+def read_steps(path: Path) -> list[Step]:
+    """The records of a file in order. Raises ``UsageError`` naming the line that is none."""
+    known = StepRecord().to_json()
+    names = json.loads(known).keys()
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError("telemetry cannot be read", where=str(path), why=str(error)) from error
+    steps = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            step = json.loads(line)
+            missing = [name for name in names if name not in step]
+        except (ValueError, TypeError) as error:
+            raise UsageError("not a step record", where=f"{path}:{number}", why=str(error)) from error
+        if missing:
+            raise UsageError("not a step record", where=f"{path}:{number}", why=f"it lacks {', '.join(missing)}")
+        steps.append(step)
+    if not steps:
+        raise UsageError("no step record", where=str(path), todo="write StepRecord.to_json() of every step, a line each")
+    return steps
+
+
+def totals_of(steps: list[Step]) -> dict[str, float]:
+    """Sums of the counters and maxima of the gauges, as ``scheduler.telemetry.Totals`` gives them."""
+    names = json.loads(StepRecord().to_json()).keys()
+    merged = {name: (max if name in GAUGES else sum)(step[name] for step in steps) for name in names}
+    return {"steps": len(steps), **merged}
+
+
+def plot_steps(steps: list[Step], *, kind: str) -> bytes:
+    """A picture (``png`` or ``svg``): cells of the pool, queues, tokens by kind, each over the step's number."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    pool, queues, tokens = figure.subplots(3, 1, sharex=True)
+    numbers = [step["step"] for step in steps]
+    _lines(pool, numbers, steps, POOL, "cells")
+    _lines(queues, numbers, steps, QUEUES, "sessions")
+    tokens.stackplot(numbers, *([step[name] for step in steps] for name in TOKENS), labels=list(TOKENS.values()))
+    for name, mark in (("preempted", "v"), ("engine_failures", "x")):
+        at = [step["step"] for step in steps if step[name]]
+        if at:
+            tokens.plot(at, [0] * len(at), mark, color="black", label=name.replace("_", " "), clip_on=False)
+    tokens.set(ylabel="rows", xlabel="step")
+    tokens.legend(loc="upper right")
+    picture = io.BytesIO()
+    figure.savefig(picture, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    return picture.getvalue()
+
+
+def _lines(axes: Any, numbers: list[float], steps: list[Step], names: dict[str, str], unit: str) -> None:
+    for name, label in names.items():
+        axes.plot(numbers, [step[name] for step in steps], label=label, drawstyle="steps-post")
+    axes.set(ylabel=unit)
+    axes.legend(loc="upper right")
