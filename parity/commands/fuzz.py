@@ -1,0 +1,231 @@
+"""``parity fuzz``: a campaign. Explores cases from a seed, keeps what fails, shrunk, as a file to replay."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from parity.campaign import DEFAULT_LAYOUTS, FEATURE_PAIRS, Plan, first_complaint
+from parity.campaign_run import (
+    DATABASE_KEY,
+    Found,
+    Tally,
+    keep_failures,
+    known_failures,
+    open_database,
+    open_executor,
+    run_campaign,
+)
+from parity.checkers.marks import MARKS
+from parity.errors import ExitCode, UsageError
+from parity.families import load_families, load_family
+from parity.records import Verdict
+from parity.rerun import Rerun
+from parity.signature import fault_signature
+from parity.store import save_text
+from scheduler.limits import Layout
+from scheduler.policies import policy_names
+
+REGRESSIONS = Path("tests") / "regressions"
+
+
+@click.command()
+@click.option(
+    "--minutes", type=click.FloatRange(min=0.0), default=1.0, show_default=True, help="How long to explore."
+)
+@click.option(
+    "--batches", type=click.IntRange(min=1), help="Explore this many batches of about 12 cases and stop."
+)
+@click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Batches at a time.")
+@click.option(
+    "--shard",
+    default="1/1",
+    show_default=True,
+    metavar="I/N",
+    help="Only the I-th of N parts of the same cases.",
+)
+@click.option(
+    "--family", "families", multiple=True, metavar="NAME", help="Only this family; may be repeated."
+)
+@click.option(
+    "--policy", "policies", multiple=True, metavar="NAME", help="Only this policy; may be repeated."
+)
+@click.option(
+    "--layout",
+    "layouts",
+    multiple=True,
+    type=click.Choice([layout.value for layout in Layout]),
+    help="Only this layout (default: unified and streams); may be repeated.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed explores the same cases.")
+@click.option("--collect", is_flag=True, help="Go on after a failure, and keep one case of each kind.")
+@click.option("--exact", is_flag=True, help="On the exact engine instead of llama.cpp.")
+@click.option("--mutant", metavar="NAME", help="Plant a known fault, to see it found (llama.cpp only).")
+@click.option(
+    "--executor",
+    default="local",
+    show_default=True,
+    metavar="local|dask://HOST:PORT",
+    help="Where batches run; Dask needs the extra samebytes[dask].",
+)
+@click.option(
+    "--database",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Hypothesis database of failing cases: they run first, and new ones are added.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=REGRESSIONS,
+    show_default=True,
+    help="Where shrunk failing cases are stored.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="OUT",
+    help="Write totals.",
+)
+def command(
+    families: tuple[str, ...],
+    policies: tuple[str, ...],
+    layouts: tuple[str, ...],
+    seed: int,
+    shard: str,
+    minutes: float,
+    batches: int | None,
+    jobs: int,
+    collect: bool,
+    exact: bool,
+    mutant: str | None,
+    executor: str,
+    database: Path | None,
+    out: Path,
+    json_path: Path | None,
+) -> ExitCode:
+    """Explore cases from a seed until the time is up or something fails; shrink and store what failed."""
+    plan = Plan(
+        families=_known(families),
+        policies=_known_policies(policies),
+        seed=seed,
+        exact=exact,
+        mutant=mutant,
+        layouts=tuple(map(Layout, layouts)) or DEFAULT_LAYOUTS,
+    )
+    part = parse_shard(shard)
+    again = _rerun_known(plan, database) if database is not None else {}
+    if again and not collect:
+        tally = Tally(found=again)
+    else:
+        tally = _explore(
+            plan, executor, minutes=minutes, jobs=jobs, shard=part, batches=batches, collect=collect
+        )
+        tally.found.update(
+            {signature: found for signature, found in again.items() if signature not in tally.found}
+        )
+    keep_failures(tally, plan, out)
+    if database is not None:
+        for found in tally.found.values():
+            open_database(database).save(DATABASE_KEY, found.case.to_json().encode())
+    if json_path is not None:
+        save_text(json_path, json.dumps({"seed": seed, "shard": shard, **tally.to_data()}, indent=1) + "\n")
+    _report(tally)
+    return ExitCode.FAIL if tally.found else ExitCode.PASS if tally.cases else ExitCode.UNKNOWN
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """``I/N`` with 1 <= I <= N. Raises ``UsageError``."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise UsageError(
+            f"shard {text!r}", where="--shard", why="must be I/N with I from 1 to N", todo="say 1/4"
+        )
+    return int(match[1]), int(match[2])
+
+
+def _known(families: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(load_family(name).name for name in dict.fromkeys(families)) or tuple(load_families())
+
+
+def _known_policies(policies: tuple[str, ...]) -> tuple[str, ...]:
+    for name in policies:
+        if name not in policy_names():
+            raise UsageError(
+                f"no policy {name!r}", where="--policy", why=f"known: {', '.join(policy_names())}"
+            )
+    return policies or ("fcfs", *(name for name in policy_names() if name != "fcfs"))
+
+
+def _rerun_known(plan: Plan, database: Path) -> dict[tuple[str, ...], Found]:
+    """Earlier failures that still fail; those that pass now stay in the database, as regressions do."""
+    run, found = Rerun(exact=plan.exact, mutant=plan.mutant), {}
+    try:
+        for case in known_failures(open_database(database)):
+            outcome = run(case)
+            if outcome.verdict is Verdict.FAIL:
+                signature = fault_signature(outcome)
+                found[signature] = Found(signature, case, first_complaint(outcome))
+    finally:
+        run.close()
+    return found
+
+
+def _explore(
+    plan: Plan,
+    executor: str,
+    *,
+    minutes: float,
+    jobs: int,
+    shard: tuple[int, int],
+    batches: int | None,
+    collect: bool,
+) -> Tally:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("exploring", total=60 * minutes)
+
+        def show(tally: Tally) -> None:
+            progress.update(task, completed=tally.seconds, description=progress_line(tally))
+
+        with open_executor(executor, jobs) as pool:
+            return run_campaign(
+                plan,
+                pool,
+                minutes=minutes,
+                jobs=jobs,
+                shard=shard,
+                max_batches=batches,
+                collect=collect,
+                on_batch=show,
+            )
+
+
+def progress_line(tally: Tally) -> str:
+    """Cases, marks, pairs of features and failures so far."""
+    marks, pairs = len(MARKS) - len(tally.missing_marks), len(FEATURE_PAIRS) - len(tally.missing_pairs)
+    return (
+        f"{tally.cases} cases, {marks}/{len(MARKS)} marks, {pairs}/{len(FEATURE_PAIRS)} feature pairs, "
+        f"{tally.failures} failures"
+    )
+
+
+def _report(tally: Tally) -> None:
+    click.echo(f"{progress_line(tally)}, {tally.sessions} sessions, {tally.seconds:.0f} s")
+    if tally.missing_marks:
+        click.echo(f"marks never hit: {', '.join(tally.missing_marks)}")
+    if tally.missing_pairs:
+        click.echo(f"pairs of features never seen: {', '.join(tally.missing_pairs)}")
+    for found in tally.found.values():
+        sessions, tokens = (
+            len(found.case.sessions),
+            sum(len(s.prompt) + s.max_tokens for s in found.case.sessions),
+        )
+        click.echo(f"{' / '.join(found.signature)} ({found.count} times): {found.text}")
+        click.echo(f"  shrunk to {sessions} sessions, {tokens} tokens: parity replay {found.path}")

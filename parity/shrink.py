@@ -1,0 +1,124 @@
+"""Makes a failing case small: fewer sessions, fewer faults, shorter prompts and outputs, simpler settings.
+
+Structural and deterministic, and it asks at most ``max_runs`` times. A smaller case counts only if it fails with the
+same signature, so that one fault does not slip into another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from parity.records import Case, Outcome
+from parity.rerun import without_sessions
+from parity.signature import fault_signature
+from scheduler.records import SamplingParams
+
+MAX_RUNS = 600
+
+
+def size_of(case: Case) -> tuple[int, int, int, int]:
+    """What shrinking makes small, most important first: sessions, tokens, faults, steps until the last arrival."""
+    tokens = sum(len(session.prompt) + session.max_tokens for session in case.sessions)
+    waits = sum(session.arrival_step for session in case.sessions) + sum(fault.step for fault in case.faults)
+    return len(case.sessions), tokens, len(case.faults), waits
+
+
+def shrink_case(case: Case, run: Callable[[Case], Outcome], *, max_runs: int = MAX_RUNS) -> Case:
+    """The smallest case found that fails like ``case``; ``case`` itself if it does not fail."""
+    wanted = fault_signature(run(case))
+    if not wanted:
+        return case
+    left = max_runs
+    seen = {case}
+    improved = True
+    while improved and left > 0:
+        improved = False
+        for candidate in _candidates(case):
+            if candidate in seen:
+                continue
+            seen.add(candidate)
+            left -= 1
+            if fault_signature(run(candidate)) == wanted:
+                case, improved = candidate, True
+                break
+            if left == 0:
+                break
+    return case
+
+
+def _candidates(case: Case) -> Iterator[Case]:
+    """Smaller cases, those that lose most first."""
+    yield from _fewer_sessions(case)
+    yield from _fewer_faults(case)
+    yield from _fewer_tokens(case)
+    yield from _simpler(case)
+
+
+def _fewer_sessions(case: Case) -> Iterator[Case]:
+    count = len(case.sessions)
+    width = count // 2
+    while width:
+        for start in range(0, count, width):
+            dropped = set(range(start, min(start + width, count)))
+            if len(dropped) < count:
+                yield without_sessions(case, dropped)
+        width //= 2
+
+
+def _fewer_faults(case: Case) -> Iterator[Case]:
+    if len(case.faults) > 1:
+        yield replace(case, faults=())
+    for index in range(len(case.faults)):
+        yield replace(case, faults=case.faults[:index] + case.faults[index + 1 :])
+
+
+def _fewer_tokens(case: Case) -> Iterator[Case]:
+    """Cut all sessions alike, so that what they share stays shared, then each alone."""
+    longest = max(len(session.prompt) for session in case.sessions)
+    for width in _halves(longest - 1):
+        for start in range(0, longest, width):
+            cut = tuple(s.prompt[:start] + s.prompt[start + width :] for s in case.sessions)
+            if all(cut) and cut != tuple(s.prompt for s in case.sessions):
+                sessions = (replace(s, prompt=p) for s, p in zip(case.sessions, cut, strict=True))
+                yield replace(case, sessions=tuple(sessions))
+    for index, session in enumerate(case.sessions):
+        for width in _halves(session.max_tokens - 1):
+            yield _with(case, index, max_tokens=session.max_tokens - width)
+        for width in _halves(len(session.prompt) - 1):
+            yield _with(case, index, prompt=session.prompt[:-width])
+            yield _with(case, index, prompt=session.prompt[width:])
+
+
+def _simpler(case: Case) -> Iterator[Case]:
+    for index, session in enumerate(case.sessions):
+        for width in _halves(session.arrival_step):
+            yield _with(case, index, arrival_step=session.arrival_step - width)
+        if session.sampling.temperature:
+            yield _with(case, index, sampling=SamplingParams())
+        if session.stop_token_ids and session.hidden_output_tokens is None:
+            yield _with(case, index, stop_token_ids=())
+    for index, fault in enumerate(case.faults):
+        for width in _halves(fault.step):
+            faults = list(case.faults)
+            faults[index] = replace(fault, step=fault.step - width)
+            yield replace(case, faults=tuple(faults))
+    if case.policy != "fcfs":
+        yield replace(case, policy="fcfs", policy_options=())
+    if case.prefix_cache:
+        yield replace(case, prefix_cache=False)
+    for width in _halves(case.max_num_batched_tokens - 1):
+        yield replace(case, max_num_batched_tokens=case.max_num_batched_tokens - width)
+
+
+def _halves(most: int) -> Iterator[int]:
+    """``most``, half of it, and so on down to 1."""
+    while most > 0:
+        yield most
+        most //= 2
+
+
+def _with(case: Case, index: int, **changes: object) -> Case:
+    sessions = list(case.sessions)
+    sessions[index] = replace(sessions[index], **changes)
+    return replace(case, sessions=tuple(sessions))
