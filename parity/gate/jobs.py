@@ -10,6 +10,7 @@ from time import monotonic
 import numpy as np
 
 from parity.commands.mutants import select_trials
+from parity.commands.policies import real_verdicts
 from parity.errors import UsageError
 from parity.gate.plan import GateJob
 from parity.gate.records import CheckKind, Counts, GateCheck, NoiseHistogram
@@ -171,13 +172,16 @@ def _run_mutants(job: GateJob) -> GateCheck:
 def _run_policies(job: GateJob) -> GateCheck:
     policies = policy_names()
     checks = [*(check for name in policies for check in check_policy(name)), *check_hash_seeds(policies)]
-    wrong = [check for check in checks if check.verdict is not Verdict.PASS]
+    said = [(f"policy {c.policy}, {c.name}", c.verdict, "; ".join(c.problems)) for c in checks]
+    for name, (verdict, text) in real_verdicts(policies, lambda what: None).items():
+        said.append((f"policy {name}, llama.cpp", verdict, text))
+    wrong = [f"{name}: {text}" for name, verdict, text in said if verdict is not Verdict.PASS]
     return _check(
         job,
-        Verdict.merge(check.verdict for check in checks),
-        reason=f"policy {wrong[0].policy}, {wrong[0].name}: {wrong[0].problems[0]}" if wrong else "",
-        explanation="\n".join(f"{c.policy}, {c.name}: {problem}" for c in wrong for problem in c.problems),
-        marks={"policies": len(policies), "checks": len(checks)},
+        Verdict.merge(verdict for _, verdict, _ in said),
+        reason=wrong[0] if wrong else "",
+        explanation="\n".join(wrong),
+        marks={"policies": len(policies), "checks": len(said)},
     )
 
 
