@@ -52,6 +52,7 @@ def crowd_case(family: str, split: Split, number: int, *, sessions: int = 18) ->
     """
     rng = random.Random(f"crowd {family} {split.name} {number}")
     trees = [tokens_of(rng.randrange(1 << 30), 48) for _ in range(2)]
+    cancelled = rng.sample(range(sessions), 2)  # while they wait or run
     made = []
     for index in range(sessions):
         own = tokens_of(rng.randrange(1 << 30), rng.choice((1, 2, 5, 15, 16, 17, 31, 33, 48, 70)))
@@ -60,8 +61,8 @@ def crowd_case(family: str, split: Split, number: int, *, sessions: int = 18) ->
         made.append(
             Session(
                 prompt=prompt,
-                max_tokens=rng.randint(2, 9),
-                arrival_step=rng.choice((0, 0, index, 18)),
+                max_tokens=9 if index in cancelled else rng.randint(2, 9),
+                arrival_step=0 if index in cancelled else rng.choice((0, 0, index, 18)),
                 sampling=sampling,
             )
         )
@@ -69,10 +70,9 @@ def crowd_case(family: str, split: Split, number: int, *, sessions: int = 18) ->
         Fault(kind=FaultKind.PREEMPT, step=step, session=rng.randrange(sessions), in_flight=step % 4 == 3)
         for step in range(3, 21, 2)
     ]
-    early = [index for index, one in enumerate(made) if one.arrival_step == 0 and one.max_tokens >= 5]
     faults += [
         Fault(kind=FaultKind.CANCEL, step=step, session=session, in_flight=step == 4)
-        for step, session in zip((2, 4), rng.sample(early, 2), strict=True)
+        for step, session in zip((2, 4), cancelled, strict=True)
     ]
     case = Case(
         family=family,
