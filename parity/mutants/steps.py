@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import scheduler.loop as loop_module
 import scheduler.resume as resume_module
 from parity.mutants.records import Complaint, Killer, Reach
-from scheduler.engine import Batch
+from scheduler.engine import Batch, Sample
 from scheduler.loop import Flight, Scheduler
 from scheduler.memory import Memory
 from scheduler.policies.base import PlanBuilder
@@ -31,14 +30,14 @@ from scheduler.sessions import SessionTable
 
 
 def one_row_is_decode(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    def compose(self: Scheduler, plan: IterationPlan, views: dict[str, SessionView]) -> Batch:
-        batch = original(self, plan, views)
+    def compose(plan: IterationPlan, views: dict[str, SessionView], *rest: Any) -> Batch:
+        batch = original(plan, views, *rest)
         sampled = {sample.request_id for sample in batch.samples}
         extra = list(batch.samples)
         for index, chunk in enumerate(plan.chunks):
             if chunk.stop - chunk.start == 1 and chunk.request_id not in sampled:
                 row, request = batch.offsets[index], views[chunk.request_id].request
-                extra.append(loop_module.Sample(row, chunk.request_id, chunk.stop, request.sampling))
+                extra.append(Sample(row, chunk.request_id, chunk.stop, request.sampling))
                 reach()
         return replace(batch, samples=tuple(extra))
 
