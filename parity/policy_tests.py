@@ -18,7 +18,7 @@ TOO_LONG = FOLDER / "test_outputs.py"  # the property over random workloads: the
 
 
 @dataclass(slots=True)
-class TestCount:
+class Tally:
     """Contract tests that a policy ran in; ``failed`` names those that did not pass."""
 
     passed: int = 0
@@ -31,7 +31,7 @@ class ContractTests:
     def __init__(self, process: subprocess.Popen | None, report: Path) -> None:
         self._process, self._report = process, report
 
-    def by_policy(self) -> dict[str, TestCount]:
+    def by_policy(self) -> dict[str, Tally]:
         """Counts by policy; empty when there are no tests here, or when they could not be run."""
         if self._process is None:
             return {}
@@ -42,14 +42,14 @@ class ContractTests:
             return {}
 
 
-def count_tests(junit: str) -> dict[str, TestCount]:
+def count_tests(junit: str) -> dict[str, Tally]:
     """Counts by policy from a JUnit report whose tests have ``policy`` properties."""
-    counts: dict[str, TestCount] = {}
+    counts: dict[str, Tally] = {}
     for test in ElementTree.fromstring(junit).iter("testcase"):
         policies = [item.get("value", "") for item in test.iter("property") if item.get("name") == "policy"]
         wrong = any(test.find(tag) is not None for tag in ("failure", "error", "skipped"))
         for policy in policies:
-            count = counts.setdefault(policy, TestCount())
+            count = counts.setdefault(policy, Tally())
             if wrong:
                 count.failed += (test.get("name", ""),)
             else:

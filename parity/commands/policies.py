@@ -15,7 +15,7 @@ from parity.contained import run_case
 from parity.errors import ExitCode, UsageError
 from parity.families import load_families
 from parity.policy_checks import CHECKS, check_hash_seeds, check_policy
-from parity.policy_tests import TestCount, contract_tests
+from parity.policy_tests import Tally, contract_tests
 from parity.records import Case, Outcome, Verdict
 from parity.strategies import landmark
 from scheduler.limits import Layout
@@ -95,11 +95,11 @@ def check_all(names: list[str]) -> ExitCode:
         counts = tests.by_policy()
         tick("contract tests")
     for name in names:
-        rows[name]["contract tests"] = judge_tests(counts.get(name, TestCount()))
+        rows[name]["contract tests"] = judge_tests(counts.get(name, Tally()))
     return show(rows)
 
 
-def judge_tests(count: TestCount) -> tuple[Verdict, str]:
+def judge_tests(count: Tally) -> tuple[Verdict, str]:
     """A policy without a contract test that ran is unknown, not a pass."""
     if count.failed:
         return Verdict.FAIL, f"failed: {', '.join(count.failed)}"
