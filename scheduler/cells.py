@@ -3,9 +3,8 @@ are.
 
 The engine takes the lowest empty cells, so no unwanted empty cell may exist below a target. Cells of a
 finished session therefore stay occupied under its *retired* id and are freed one by one, exactly when a row
-is placed into them. Sets of cells are integers used as bit masks: bit i is cell i. In ``streams`` each id has
-its own part of the numbers, in
-``stock`` the engine places rows and cells are only counted.
+is placed into them. Sets of cells are integers used as bit masks: bit i is cell i. In ``streams`` each id
+has its own part of the numbers, in ``stock`` the engine places rows and cells are only counted.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ class Owner:
 
 
 def split_rows(count: int, width: int) -> list[int]:
-    """Call sizes for ``count`` rows: at most ``width`` each, and no last call of one row unless ``count`` is
-    1.
+    """Call sizes for ``count`` rows: at most ``width`` each, and no last call of one row unless ``count``
+    is 1.
     """
     sizes = [width] * (count // width)
     rest = count % width
@@ -135,8 +134,8 @@ class CellPool:
         return seq_id
 
     def share(self, source: int, count: int) -> int:
-        """A new sequence that owns the first ``count`` cells of ``source`` too; streams copy the whole of it
-        instead.
+        """A new sequence that owns the first ``count`` cells of ``source`` too; streams copy the whole of
+        it instead.
         """
         seq_id = self.open()
         owner = self.owners[seq_id]

@@ -1,10 +1,9 @@
-"""The seam between scheduler and engine: batches and memory operations go down, an ``IterationResult`` comes
-up.
+"""The seam between scheduler and engine: batches and memory operations go down, an ``IterationResult``
+comes up.
 
 To plug in an engine, implement ``Engine``. To plug in a scheduler, offer what ``scheduler.loop.Scheduler``
-offers:
-``submit``, ``cancel``, ``preempt``, ``step`` (or ``begin``, ``finish``, ``fail``), ``take_completions``,
-``is_idle``.
+offers: ``submit``, ``cancel``, ``preempt``, ``step`` (or ``begin``, ``finish``, ``fail``),
+``take_completions``, ``is_idle``.
 """
 
 from __future__ import annotations
@@ -22,18 +21,14 @@ PAD_ROW = -1
 
 class OpKind(Enum):
     """Named after llama.cpp: ``seq_rm``, ``seq_cp``, drop of a recurrent state, ``memory_clear``."""
-
-    REMOVE = "remove"
-    COPY = "copy"
-    DROP_STATE = "drop_state"
-    CLEAR = "clear"
+    REMOVE, COPY, DROP_STATE, CLEAR = "remove", "copy", "drop_state", "clear"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryOp:
-    """One operation on positions ``[start, stop)`` of ``seq_id`` (-1: open end); COPY reads from ``source``.
+    """One operation on positions ``[start, stop)`` of ``seq_id`` (-1: open end); COPY reads from
+    ``source``.
     """
-
     kind: OpKind
     seq_id: int = -1
     start: int = -1
@@ -44,10 +39,8 @@ class MemoryOp:
 @dataclass(frozen=True, slots=True)
 class Call:
     """One native decode call: first ``ops`` in order, then rows. ``rows[i]`` indexes the batch, or is
-    ``PAD_ROW``;
-    ``cells[i]`` is where row i must land (-1: the engine's choice).
+    ``PAD_ROW``; ``cells[i]`` is where row i must land (-1: the engine's choice).
     """
-
     ops: tuple[MemoryOp, ...]
     rows: tuple[int, ...]
     seq_ids: tuple[int, ...]
@@ -57,7 +50,6 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class Sample:
     """A token wanted from batch row ``row``; ``position`` is the position that the new token will have."""
-
     row: int
     request_id: str
     position: int
@@ -66,11 +58,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's rows in plan order (``offsets[i]:offsets[i + 1]`` are those of chunk i; ``tokens`` and
-    ``positions`` have one int a row), and per stage the calls that compute them. The rest has one value per
-    chunk.
+    """One step's rows in plan order: ``offsets[i]:offsets[i + 1]`` are those of chunk i; ``tokens`` and
+    ``positions`` have one int a row, ``epochs``, ``clients`` and ``committed`` one value a chunk,
+    ``stages`` the calls per stage.
     """
-
     tokens: tuple[int, ...]
     positions: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -89,7 +80,6 @@ class EngineFailure(Exception):
 
 class Engine(Protocol):
     """Runs batches. ``limits`` has one entry per stage; an unsplit model has one."""
-
     limits: tuple[PoolLimits, ...]
 
     def execute(self, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
@@ -104,10 +94,10 @@ def completed_result(plan: IterationPlan, batch: Batch, tokens: Sequence[int], *
     """The result of a batch that ran whole; ``tokens[i]`` answers ``batch.samples[i]``."""
     emitted = {sample.request_id: token for sample, token in zip(batch.samples, tokens, strict=True)}
     chunks, debits = [], {}
-    for chunk, epoch, client, committed in zip(plan.chunks, batch.epochs, batch.clients, batch.committed,
-                                               strict=True):
-        request_id, start, stop = chunk.request_id, chunk.start, chunk.stop
-        chunks.append(ChunkResult(request_id, chunk.generation, epoch, start, stop, emitted.get(request_id)))
+    per_chunk = zip(plan.chunks, batch.epochs, batch.clients, batch.committed, strict=True)
+    for chunk, epoch, client, committed in per_chunk:
+        name, start, stop = chunk.request_id, chunk.start, chunk.stop
+        chunks.append(ChunkResult(name, chunk.generation, epoch, start, stop, emitted.get(name)))
         if start >= committed:  # a rebuild is overhead, not service
             debits[client] = debits.get(client, 0) + stop - start
     return IterationResult(plan.decision_id, tuple(chunks), debits, started_ms, finished_ms)

@@ -14,18 +14,12 @@ class Layout(Enum):
     """How cells are placed: our ordered placement, one private stream a session, or the engine's own
     placement.
     """
-
-    UNIFIED = "unified"
-    STREAMS = "streams"
-    STOCK = "stock"
+    UNIFIED, STREAMS, STOCK = "unified", "streams", "stock"
 
 
 class Sharing(Enum):
     """What a prefix hit can give: nothing, any number of tokens, or a whole state at exactly its position."""
-
-    NONE = "none"
-    POSITIONAL = "positional"
-    WHOLE_STATE = "whole_state"
+    NONE, POSITIONAL, WHOLE_STATE = "none", "positional", "whole_state"
 
 
 def _require(condition: bool, message: str) -> None:
@@ -38,12 +32,11 @@ class PoolLimits:
     """One engine context (one stage): what its memory can hold and how its calls must look.
 
     ``num_cells`` counts usable cells; ``streams`` cuts them into ``num_sequences`` equal private parts.
-    ``recurrent``: each sequence also owns a state, so that calls hold equally many rows per session and a
-    partial removal is refused while the state lives. With ``pad_lone_rows`` a call of up to ``max_call_rows``
-    rows never holds a single one (row numerics need 2 or more). A window cache has as many cells as the pool
-    and places alike, so it never binds first.
+    ``recurrent``: each sequence also owns a state, so calls hold equally many rows per session and a
+    partial removal is refused while it lives. With ``pad_lone_rows`` a call of up to ``max_call_rows`` rows
+    never holds a single one (row numerics). A window cache has as many cells as the pool and places alike,
+    so it never binds first.
     """
-
     layout: Layout = Layout.UNIFIED
     num_cells: int = 1024
     num_sequences: int = 64
@@ -56,10 +49,8 @@ class PoolLimits:
         _require(self.num_cells >= 1, f"pool of {self.num_cells} cells: must hold at least one")
         _require(1 <= self.num_sequences <= LLAMA_MAX_SEQ,
                  f"{self.num_sequences} sequences: must be 1 to {LLAMA_MAX_SEQ} (LLAMA_MAX_SEQ)")
-        _require(self.max_call_rows >= 1 + self.pad_lone_rows,
-                 f"calls of {self.max_call_rows} rows: too narrow")
-        _require(self.num_sequences >= 2 or not self.pads,
-                 "one sequence: a padded pool needs two, one for padding rows")
+        _require(self.max_call_rows > self.pad_lone_rows, f"calls of {self.max_call_rows} rows: too narrow")
+        _require(self.num_sequences > self.pads, "one sequence: padding rows need one more")
         _require(self.layout is not Layout.STREAMS or self.sharing is not Sharing.POSITIONAL,
                  "streams share whole states only: a partial copy between streams aborts llama.cpp")
 
@@ -76,13 +67,10 @@ class PoolLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepLimits:
-    """Budgets of one step and bounds of the queue.
-
-    ``max_chunk_tokens`` bounds one session's chunk; ``prefix_block_tokens`` is the granularity at which a
-    recurrent state is kept and the shortest prefix worth an entry; ``max_idle_steps`` bounds steps without
-    any progress.
+    """Budgets of one step and bounds of the queue. ``max_chunk_tokens`` bounds one session's chunk,
+    ``max_idle_steps`` the steps without progress; ``prefix_block_tokens`` is the granularity at which a
+    recurrent state is kept and the shortest prefix worth an entry.
     """
-
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 64
     max_chunk_tokens: int = 2048
@@ -94,26 +82,10 @@ class StepLimits:
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_chunk_tokens", "max_waiting",
-                     "max_idle_steps",
-                     "prefix_block_tokens"):
+                     "max_idle_steps", "prefix_block_tokens"):
             _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}: must be at least 1")
 
     @property
     def prefix_entry_limit(self) -> int:
         """Resident entries: at most twice the lanes."""
         return 2 * self.max_num_seqs if self.max_prefix_entries is None else self.max_prefix_entries
-
-
-def ceilings(*, pool_cells: int, floor_ctx_per_session: int, reserved: int,
-             state_budget_bytes: int | None = None,
-             state_bytes_per_sequence: int = 0) -> dict[str, int]:
-    """Sessions that may be in flight at once, by the component that allows them; the least one binds.
-
-    Recurrent states are all allocated at load. ``reserved`` ids are those of padding, resident prefixes and
-    retirees.
-    """
-    _require(floor_ctx_per_session >= 1, "floor of cells per session: must be at least 1")
-    found = {"attention cells": pool_cells // floor_ctx_per_session, "sequence ids": LLAMA_MAX_SEQ - reserved}
-    if state_budget_bytes is not None and state_bytes_per_sequence:
-        found["recurrent slots"] = state_budget_bytes // state_bytes_per_sequence - reserved
-    return {name: max(count, 0) for name, count in found.items()}

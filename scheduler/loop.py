@@ -7,13 +7,13 @@ from types import MappingProxyType
 
 from scheduler.engine import Engine, EngineFailure
 from scheduler.flight import Flight, compose_batch, plan_without
-from scheduler.legality import validate_plan, validate_result
+from scheduler.legality import require, validate_plan, validate_result
 from scheduler.limits import StepLimits
 from scheduler.memory import Memory
 from scheduler.policies.base import Policy
 from scheduler.records import (
-    ChunkResult, Completion, FinishReason, IllegalTransition, IntentKind, IterationPlan, IterationResult,
-    Phase, Refusal, Request, SchedulerState, SessionState, SessionView,
+    ChunkResult, Completion, FinishReason, IntentKind, IterationPlan, IterationResult, Phase, Refusal,
+    Request, SchedulerState, SessionState, SessionView,
 )
 from scheduler.resume import (
     PreemptionIntent, ReleaseReceipt, issue_ticket, preservation_receipt, suspension_key,
@@ -53,19 +53,21 @@ class Scheduler:
 
         Raises ``IllegalTransition`` for an id that is in use.
         """
-        name, rows, most = request.request_id, request.num_rows, self.memory.max_session_rows
-        refusal = None
-        if rows > most:
-            refusal = Refusal(name, f"needs {rows} cells, an empty pool gives one session {most}", False,
-                              rows, most)
-        elif len(self.table.waiting) >= self.steps.max_waiting:
-            refusal = Refusal(name, f"queue is full with {self.steps.max_waiting} requests", True, 1)
-        elif (reason := self.policy.refuse(self.state(now_ms), request)) is not None:
-            refusal = Refusal(name, reason, True)
+        refusal = self._refusal(request, now_ms)
         if refusal is None:
             self._observe("submitted", self.table.apply_submission(request, now_ms), now_ms)
         self._record.refused += refusal is not None
         return refusal
+
+    def _refusal(self, request: Request, now_ms: float) -> Refusal | None:
+        name, rows, most = request.request_id, request.num_rows, self.memory.max_session_rows
+        if rows > most:
+            why = f"needs {rows} cells, an empty pool gives one session {most}"
+            return Refusal(name, why, False, rows, most)
+        if len(self.table.waiting) >= self.steps.max_waiting:
+            return Refusal(name, f"queue is full with {self.steps.max_waiting} requests", True, 1)
+        reason = self.policy.refuse(self.state(now_ms), request)
+        return None if reason is None else Refusal(name, reason, True)
 
     def cancel(self, request_id: str, now_ms: float) -> bool:
         """End a session in whatever state it is; False if it is not live.
@@ -110,11 +112,10 @@ class Scheduler:
     def state(self, now_ms: float) -> SchedulerState:
         """What policies see now."""
         table, steps = self.table, self.steps
-        return SchedulerState(self._decision, table.version, now_ms, table.waiting.keys(),
-                              table.running.keys(),
-                              table.suspended.keys(), MappingProxyType(table.views), self.memory,
-                              steps.max_num_batched_tokens, steps.max_num_seqs, steps.max_chunk_tokens,
-                              MappingProxyType(table.service), self.policy_memory)
+        return SchedulerState(
+            self._decision, table.version, now_ms, table.waiting.keys(), table.running.keys(),
+            table.suspended.keys(), MappingProxyType(table.views), self.memory, steps.max_num_batched_tokens,
+            steps.max_num_seqs, steps.max_chunk_tokens, MappingProxyType(table.service), self.policy_memory)
 
     # -- the step
 
@@ -129,8 +130,7 @@ class Scheduler:
 
     def begin(self, now_ms: float) -> Flight:
         """Plan, admit and compose: everything before the engine. The flight must be finished or failed."""
-        if self._flight is not None:
-            raise IllegalTransition("a step is already in flight")
+        require(self._flight is None, "a step is already in flight", self._decision)
         self._decision += 1
         state = self.state(now_ms)
         plan = self.policy.plan_iteration(state)
@@ -140,12 +140,12 @@ class Scheduler:
         views = {chunk.request_id: self.table.views[chunk.request_id] for chunk in plan.chunks}
         batch = compose_batch(plan, views, self.table.outputs, self.memory.take_calls())
         self._flight = Flight(plan, batch, views, now_ms)
-        self._record.measure(self.memory.counts())  # when rows are placed the pool is fullest
+        self.memory.counts(self._record)  # when rows are placed the pool is fullest
         return self._flight
 
     def _admit(self, plan: IterationPlan, now_ms: float) -> IterationPlan:
-        """Carry out the plan's intents; a session whose shared prefix changed meanwhile is left for the next
-        step.
+        """Carry out the plan's intents; a session whose shared prefix changed meanwhile is left for the
+        next step.
         """
         starts = {chunk.request_id: chunk.start for chunk in plan.chunks}
         for intent in plan.intents:
@@ -166,19 +166,23 @@ class Scheduler:
             cached = self.memory.open(view)
         except IndexError:
             return False
-        record, ticket = self._record, None
-        if view.state is SessionState.SUSPENDED:
-            ticket = issue_ticket(view, self.table.releases[view.request_id],
-                                  preservation_receipt(view, cached),
-                                  allocation_ready=True, stages_ready=view.ready)
-        record.resumed += ticket is not None
-        record.admitted += ticket is None
+        record = self._record
         record.prefix_hits += cached > 0
         record.prefix_misses += cached == 0
         record.prefix_tokens_saved += cached
-        view = self.table.apply_entry(view.request_id, cached, ticket)
-        self._observe("admitted" if ticket is None else "resumed", view, now_ms)
+        if view.state is SessionState.SUSPENDED:
+            self._resume(view, cached, now_ms)
+        else:
+            record.admitted += 1
+            self._observe("admitted", self.table.apply_entry(view.request_id, cached, None), now_ms)
         return True
+
+    def _resume(self, view: SessionView, ready_tokens: int, now_ms: float) -> None:
+        receipt = preservation_receipt(view, ready_tokens)
+        ticket = issue_ticket(view, self.table.releases[view.request_id], receipt, allocation_ready=True,
+                              stages_ready=view.ready)
+        self._record.resumed += 1
+        self._observe("resumed", self.table.apply_entry(view.request_id, ready_tokens, ticket), now_ms)
 
     def _fit(self, plan: IterationPlan, now_ms: float) -> IterationPlan:
         """Make room for every chunk: evict idle prefixes, then preempt; a victim in the plan is unwound
@@ -209,8 +213,7 @@ class Scheduler:
     def finish(self, result: IterationResult | None, now_ms: float) -> StepRecord:
         """Post: apply a result, end sessions, keep prefixes, carry out what was asked in flight."""
         flight = self._flight
-        if flight is None:
-            raise IllegalTransition("a result without a step in flight")
+        require(flight is not None, "a result without a step in flight", now_ms)
         progressed = any(intent.kind in _PROGRESS for intent in flight.plan.intents)
         if result is not None:
             validate_result(flight.plan, result, flight.views, now_ms=flight.started_ms)
@@ -256,12 +259,11 @@ class Scheduler:
         """The engine broke off: its memory is in doubt, so every running session is suspended and the pool
         cleared.
 
-        After ``MAX_ENGINE_FAILURES`` steps in a row the sessions of the failing plan end with a typed error.
+        After ``MAX_ENGINE_FAILURES`` steps in a row the sessions of the failing plan end with a typed
+        error.
         """
-        flight = self._flight
-        if flight is None:
-            raise IllegalTransition("a failure without a step in flight")
-        self._flight = None
+        flight, self._flight = self._flight, None
+        require(flight is not None, "a failure without a step in flight", now_ms)
         self._failures += 1
         self._record.engine_failures += 1
         for view in [self.table.views[request_id] for request_id in self.table.running]:
@@ -295,11 +297,8 @@ class Scheduler:
             self._apply_pending()
         memory.check_conservation()
         record.step, record.now_ms, record.step_ms = self._decision, now_ms, now_ms - flight.started_ms
-        record.running, record.waiting, record.suspended = (
-            len(table.running),
-            len(table.waiting),
-            len(table.suspended),
-        )
+        for queue in ("running", "waiting", "suspended"):
+            setattr(record, queue, len(getattr(table, queue)))
         record.calls = sum(map(len, flight.batch.stages))
         self._record = StepRecord()
         return record
@@ -320,16 +319,12 @@ class Scheduler:
         pending = table.apply_preemption(PreemptionIntent(suspension_key(view)))
         if not kept:
             self.memory.retire(request_id)
-        receipt = ReleaseReceipt(suspension_key(pending), True, view.computed - kept)
-        suspended = table.apply_release(receipt)
+        released = ReleaseReceipt(suspension_key(pending), True, view.computed - kept)
+        suspended = table.apply_release(released)
         self._record.preempted += 1
         self._observe("preempted", suspended, now_ms)
         if kept:
-            ticket = issue_ticket(suspended, receipt, preservation_receipt(suspended, kept),
-                                  allocation_ready=True,
-                                  stages_ready=suspended.ready)
-            self._record.resumed += 1
-            self._observe("resumed", table.apply_entry(request_id, kept, ticket), now_ms)
+            self._resume(suspended, kept, now_ms)
 
     def _end(self, view: SessionView, reason: FinishReason, now_ms: float, *, error: str = "") -> None:
         if view.request_id in self.memory.residences:

@@ -14,31 +14,19 @@ from scheduler.engine import Call, MemoryOp
 from scheduler.limits import PoolLimits, Sharing, StepLimits
 from scheduler.prefix import PrefixCache, PrefixEntry, digest_chain
 from scheduler.records import SessionView
+from scheduler.telemetry import StepRecord
 
 
 @dataclass(slots=True)
 class Residence:
     """Where one live session is: a sequence id per stage, and the prefix entry that it was shared from."""
-
     seq_ids: tuple[int, ...]
     entry: PrefixEntry | None
     state_stops: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryCounts:
-    """Cells and ids at one moment: of the tightest stage what is available, of the first stage the rest."""
-
-    cells_used: int
-    cells_available: int
-    cells_shared: int
-    ids_retired: int
-    sequences_used: int
-    prefix_entries: int
-
-
 class Memory:
-    """Implements ``MemoryFacts`` over the pools of all stages, and keeps the resident prefixes."""
+    """Pools of all stages and the resident prefixes. Policies may ask the facts, never for cells or ids."""
 
     def __init__(self, pools: Sequence[PoolLimits], steps: StepLimits, *, model_digest: str = "") -> None:
         self.pools = tuple(CellPool(limits) for limits in pools)
@@ -55,20 +43,26 @@ class Memory:
     # -- facts for policies
 
     def available_rows(self) -> int:
-        return min(pool.num_available() + self._evictable(stage).bit_count() for stage,
-                   pool in enumerate(self.pools))
+        """Rows that can still be written, evictable prefix entries counted once as available."""
+        return min(pool.num_available() + self._evictable(stage).bit_count()
+                   for stage, pool in enumerate(self.pools))
 
     def available_sequences(self) -> int:
-        """An evicted entry gives its id back at once, except in ordered pools, where the id retires with its
-        cells.
+        """Sessions that can still be opened. An evicted entry gives its id back at once, except in ordered
+        pools, where it retires with its cells.
         """
         idle = sum(entry.users == 0 for entry in self.prefix.entries.values())
         return min(len(pool.free_ids) + (0 if pool.ordered else idle) for pool in self.pools)
 
+    def _free_ids(self) -> int:
+        return min(len(pool.free_ids) for pool in self.pools)
+
     def cached_tokens(self, view: SessionView) -> int:
+        """Tokens of the session that it would share if it entered now, at most all but one."""
         return self._hit(view)[1]
 
     def pinned_rows(self, view: SessionView) -> int:
+        """Evictable rows that sharing for this session would pin, so that they stop being available."""
         entry, _ = self._hit(view)
         if entry is None or entry.users:
             return 0
@@ -76,6 +70,7 @@ class Memory:
                    for stage, pool in enumerate(self.pools))
 
     def chunk_stop(self, view: SessionView, *, start: int, stop: int) -> int:
+        """``stop``, or an earlier position at which a recurrent state must be kept."""
         if self.sharing is not Sharing.WHOLE_STATE or start >= view.num_prompt_tokens:
             return stop
         residence = self.residences.get(view.request_id)
@@ -89,8 +84,8 @@ class Memory:
         return chain
 
     def _hit(self, view: SessionView) -> tuple[PrefixEntry | None, int]:
-        """What a session would share if it entered now. A hit after which its rows would not fit is none: in
-        ordered pools they must lie above the shared ones, and the whole entry stops being evictable.
+        """What a session would share if it entered now. A hit after which its rows would not fit is none:
+        in ordered pools they must lie above the shared ones, and the whole entry stops being evictable.
         """
         if not self.prefix.entries:
             return None, 0
@@ -128,7 +123,7 @@ class Memory:
         if entry is not None:
             entry.users += 1  # pinned first: eviction below must not take it
             self.prefix.touch(entry)
-        while min(len(pool.free_ids) for pool in self.pools) == 0:
+        while self._free_ids() == 0:
             if self.available_sequences() == 0 or not self.evict_one():
                 if entry is not None:
                     entry.users -= 1
@@ -197,7 +192,7 @@ class Memory:
         half = min(pool.limits.num_cells for pool in self.pools) // 2
         resident = sum(entry.count for entry in self.prefix.entries.values())
         while (len(self.prefix.entries) >= self.prefix.max_entries or resident + count > half
-               or min(len(pool.free_ids) for pool in self.pools) < 2):
+               or self._free_ids() < 2):
             oldest = self.prefix.oldest_idle()
             if oldest is None or count > half:
                 return False
@@ -220,12 +215,12 @@ class Memory:
     # -- rows
 
     def place(self, chunks: Sequence[tuple[str, int, int]]) -> str | None:
-        """Reserve cells for (request id, first row, rows) in every stage: None, or who finds none and nothing
-        stays.
+        """Reserve cells for (request id, first row, rows) in every stage: None, or who finds none and
+        nothing stays.
         """
         for stage, pool in enumerate(self.pools):
-            blocked = pool.place([(self.residences[name].seq_ids[stage], first, rows) for name, first,
-                                  rows in chunks])
+            blocked = pool.place([(self.residences[name].seq_ids[stage], first, rows)
+                                  for name, first, rows in chunks])
             if blocked is not None:
                 for other in self.pools:
                     other.undo()
@@ -255,14 +250,15 @@ class Memory:
             pool.check_conservation()
             if sorted(seq_ids[stage] for seq_ids in known) != sorted(pool.owners):
                 raise AssertionError(f"stage {stage}: live sequences {sorted(pool.owners)} but known {known}")
-        if sum(entry.users for entry in entries) != sum(r.entry is not None
-                                                        for r in self.residences.values()):
+        sharing = sum(residence.entry is not None for residence in self.residences.values())
+        if sum(entry.users for entry in entries) != sharing:
             raise AssertionError("prefix entries and their users disagree")
 
-    def counts(self) -> MemoryCounts:
-        pool = self.pools[0]
-        used = pool.num_used()
-        owned = sum(len(owner.cells) for owner in pool.owners.values())
-        return MemoryCounts(used, min(p.num_available() for p in self.pools), owned - used,
-                            len(pool.retired_left),
-                            len(pool.owners), len(self.prefix.entries))
+    def counts(self, record: StepRecord | None = None) -> StepRecord:
+        """Cells and ids now, in a record: what is available in the tightest stage, the rest of the first."""
+        record, pool = StepRecord() if record is None else record, self.pools[0]
+        record.cells_used = pool.num_used()
+        record.cells_available = min(pool.num_available() for pool in self.pools)
+        record.cells_shared = sum(len(owner.cells) for owner in pool.owners.values()) - record.cells_used
+        record.ids_retired, record.slots_used = len(pool.retired_left), len(pool.owners)
+        return record

@@ -1,8 +1,9 @@
-"""Resident prefixes: which leading tokens of a prompt are already in the pool, under which reserved sequence.
+"""Resident prefixes: which leading tokens of a prompt are already in the pool, under which reserved
+sequence.
 
 Identity is a digest chain over (model digest, token ids), so that equal digests mean equal tokens from
-position 0 on. The cache is a co-tenant of the pool: few entries, least recently used out first, never one in
-use.
+position 0 on. The cache is a co-tenant of the pool: few entries, least recently used out first, never one
+in use.
 """
 
 from __future__ import annotations

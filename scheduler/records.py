@@ -9,61 +9,42 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scheduler.memory import Memory
 
 
 class SessionState(Enum):
-    """Queue states.
-
-    RUNNING -> PREEMPT_PENDING -> SUSPENDED -> RESUME_PENDING -> RUNNING, and each may end.
-    """
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    PREEMPT_PENDING = "preempt_pending"
-    SUSPENDED = "suspended"
-    RESUME_PENDING = "resume_pending"
-    FINISHED = "finished"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
+    """Queues: RUNNING -> PREEMPT_PENDING -> SUSPENDED -> RESUME_PENDING -> RUNNING, and each may end."""
+    WAITING, RUNNING, PREEMPT_PENDING = "waiting", "running", "preempt_pending"
+    SUSPENDED, RESUME_PENDING = "suspended", "resume_pending"
+    FINISHED, CANCELLED, FAILED = "finished", "cancelled", "failed"
 
 
-TERMINAL = frozenset({SessionState.FINISHED, SessionState.CANCELLED, SessionState.FAILED})
+TERMINAL = (SessionState.FINISHED, SessionState.CANCELLED, SessionState.FAILED)
 
 
 class Phase(Enum):
     """What an interval of a session is; derived from its counts, never given."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    REBUILD = "rebuild"
+    PREFILL, DECODE, REBUILD = "prefill", "decode", "rebuild"
 
 
 class FinishReason(Enum):
     """Why a session ended."""
-
-    LENGTH = "length"
-    STOP = "stop"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
+    LENGTH, STOP, CANCELLED, FAILED = "length", "stop", "cancelled", "failed"
 
 
 class IntentKind(Enum):
     """What a plan asks the queues to do. DEFER only records that a session was considered and passed over."""
-
-    ADMIT = "admit"
-    RESUME = "resume"
-    REJECT = "reject"
-    PREEMPT = "preempt"
-    DEFER = "defer"
+    ADMIT, RESUME, REJECT, PREEMPT, DEFER = "admit", "resume", "reject", "preempt", "defer"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Greedy when ``temperature`` is 0, else sampling keyed by (seed, session, position): never by batch row.
-    ``key`` stands for the session; empty, its request id does.
+    """Greedy when ``temperature`` is 0, else sampling keyed by (seed, session, position): never by batch
+    row. ``key`` stands for the session; empty, its request id does.
     """
-
     temperature: float = 0.0
     seed: int = 0
     top_k: int = 0
@@ -78,18 +59,14 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class ServiceLevel:
     """Latency objectives in ms, None for none: first token from arrival, then from emission to emission."""
-
     ttft_ms: float | None = None
     tbt_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One session's question, written by the caller.
-
-    Holds no realised output length: that is hidden truth.
+    """One session's question, written by the caller. Holds no realised output length: that is hidden truth.
     """
-
     request_id: str
     prompt: tuple[int, ...]
     max_tokens: int
@@ -105,9 +82,7 @@ class Request:
         if not self.prompt:
             raise ValueError(f"request {self.request_id}: the prompt is empty")
         if self.max_tokens < 1:
-            raise ValueError(
-                f"request {self.request_id}: max_tokens is {self.max_tokens}, must be at least 1"
-            )
+            raise ValueError(f"request {self.request_id}: max_tokens {self.max_tokens} is below 1")
 
     @property
     def num_rows(self) -> int:
@@ -118,19 +93,15 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class PolicyIdentity:
     """Name and version of the policy that made a plan."""
-
     policy_id: str
     version: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class SessionView:
-    """One session as policies see it; replaced, never changed, by ``scheduler.sessions``.
-
-    ``index`` numbers submissions. ``cached`` counts the tokens that were not computed but there at the last
-    entry.
+    """One session as policies see it; replaced, never changed, by ``scheduler.sessions``. ``index`` numbers
+    submissions; ``cached`` counts the tokens that were there at the last entry, without being computed.
     """
-
     request: Request
     index: int
     state: SessionState
@@ -167,7 +138,7 @@ class SessionView:
         """Phase of an interval from ``start``."""
         if start < self.committed:
             return Phase.REBUILD
-        return Phase.PREFILL if self.emitted == 0 else Phase.DECODE
+        return Phase.DECODE if self.emitted else Phase.PREFILL
 
     def limit_at(self, start: int) -> int:
         """Where an interval from ``start`` must stop: the committed frontier, the prompt's end, or one row
@@ -175,32 +146,12 @@ class SessionView:
         """
         if start < self.committed:
             return self.committed
-        return len(self.request.prompt) if self.emitted == 0 else start + 1
-
-
-class MemoryFacts(Protocol):
-    """What a policy may ask about memory: capacities and counts, never cells or ids."""
-
-    def available_rows(self) -> int:
-        """Rows that can still be written, evictable prefix entries counted once as available."""
-
-    def available_sequences(self) -> int:
-        """Sessions that can still be opened, over every component that is charged per sequence."""
-
-    def cached_tokens(self, view: SessionView) -> int:
-        """Tokens of the session that it would share if it entered now, at most all but one."""
-
-    def pinned_rows(self, view: SessionView) -> int:
-        """Evictable rows that sharing for this session would pin, so that they stop being available."""
-
-    def chunk_stop(self, view: SessionView, *, start: int, stop: int) -> int:
-        """``stop``, or an earlier position at which a recurrent state must be kept."""
+        return start + 1 if self.emitted else len(self.request.prompt)
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerState:
     """What a policy sees: written by the loop, one per decision. The collections are read-only."""
-
     decision_id: int
     version: int
     now_ms: float
@@ -208,7 +159,7 @@ class SchedulerState:
     running: Collection[str]
     suspended: Collection[str]
     views: Mapping[str, SessionView]
-    memory: MemoryFacts
+    memory: Memory
     max_num_batched_tokens: int
     max_num_seqs: int
     max_chunk_tokens: int
@@ -221,7 +172,6 @@ class PlannedChunk:
     """Half-open interval ``[start, stop)`` of one session's tokens, bound to the snapshot it was planned
     from.
     """
-
     request_id: str
     generation: int
     version: int
@@ -232,7 +182,6 @@ class PlannedChunk:
 @dataclass(frozen=True, slots=True)
 class QueueIntent:
     """A wish of the plan: intent is not release, and not admission."""
-
     kind: IntentKind
     request_id: str
     generation: int
@@ -242,7 +191,6 @@ class QueueIntent:
 @dataclass(frozen=True, slots=True)
 class BudgetLedger:
     """What the plan spends of the step's two budgets."""
-
     max_num_batched_tokens: int
     max_num_seqs: int
     num_tokens: int
@@ -252,7 +200,6 @@ class BudgetLedger:
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
     """Written by a policy: what one step should run. ``order`` holds one comparable key per chunk."""
-
     decision_id: int
     input_version: int
     policy: PolicyIdentity
@@ -265,7 +212,6 @@ class IterationPlan:
 @dataclass(frozen=True, slots=True)
 class ChunkResult:
     """What happened to one chunk: progress before and after, and the emitted token if there is one."""
-
     request_id: str
     generation: int
     epoch: int
@@ -276,11 +222,9 @@ class ChunkResult:
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """Written by an engine.
-
-    ``debits`` charges completed prefill and decode rows to clients, never a rebuild.
+    """Written by an engine. ``debits`` charges completed prefill and decode rows to clients, never a
+    rebuild.
     """
-
     decision_id: int
     chunks: tuple[ChunkResult, ...]
     debits: Mapping[str, int]
@@ -291,7 +235,6 @@ class IterationResult:
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Typed answer to a submission that is not accepted; ``retryable`` says whether waiting can help."""
-
     request_id: str
     reason: str
     retryable: bool
@@ -302,7 +245,6 @@ class Refusal:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """The end of an accepted session; exactly one per session."""
-
     request_id: str
     generation: int
     tokens: tuple[int, ...]

@@ -1,5 +1,5 @@
-"""Preemption as a protocol: intent, release, preservation, ticket; all bound by (request, generation,
-snapshot, epoch).
+"""Preemption as a protocol: intent, release, preservation, ticket; bound by (request, generation, snapshot,
+epoch).
 
 The epoch is monotone, so a receipt of an earlier suspension can never satisfy a later one (no ABA).
 """
@@ -9,22 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from scheduler.records import IllegalTransition, SessionState, SessionView
+from scheduler.legality import require
+from scheduler.records import SessionState, SessionView
 
 
 class Preservation(Enum):
     """What of the computed rows outlived the release."""
-
-    EXACT = "exact"
-    PARTIAL = "partial"
-    RECOMPUTE = "recompute"
-    FAILED = "failed"
+    EXACT, PARTIAL, RECOMPUTE, FAILED = "exact", "partial", "recompute", "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class SuspensionKey:
     """Binds every receipt to one suspension of one session."""
-
     request_id: str
     generation: int
     snapshot: int
@@ -33,8 +29,7 @@ class SuspensionKey:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionIntent:
-    """Written by the loop for a policy's victim: release is wished, nothing is free yet."""
-
+    """Release is wished, nothing is free yet."""
     key: SuspensionKey
     reason: str = ""
 
@@ -42,7 +37,6 @@ class PreemptionIntent:
 @dataclass(frozen=True, slots=True)
 class ReleaseReceipt:
     """Written by the memory: ``rows`` are available (``confirmed``), or the release is still pending."""
-
     key: SuspensionKey
     confirmed: bool
     rows: int
@@ -50,10 +44,9 @@ class ReleaseReceipt:
 
 @dataclass(frozen=True, slots=True)
 class PreservationReceipt:
-    """Written by the memory: the first ``ready_tokens`` rows can be had without computing them (once
-    promoted).
+    """Written by the memory: the first ``ready_tokens`` rows can be had without computing them, once
+    promoted.
     """
-
     key: SuspensionKey
     kind: Preservation
     ready_tokens: int
@@ -63,7 +56,6 @@ class PreservationReceipt:
 @dataclass(frozen=True, slots=True)
 class ResumeTicket:
     """Written on resume: rebuild exactly ``[ready_tokens, target_tokens)``, emit nothing, then go on."""
-
     key: SuspensionKey
     ready_tokens: int
     target_tokens: int
@@ -76,8 +68,8 @@ def suspension_key(view: SessionView) -> SuspensionKey:
 
 def preservation_receipt(view: SessionView, ready_tokens: int) -> PreservationReceipt:
     """What recompute preemption can promise: rows that are in the pool for other reasons."""
-    kind = Preservation.EXACT if ready_tokens >= view.committed > 0 else (
-        Preservation.PARTIAL if ready_tokens else Preservation.RECOMPUTE)
+    kind = Preservation.PARTIAL if ready_tokens else Preservation.RECOMPUTE
+    kind = Preservation.EXACT if ready_tokens >= view.committed > 0 else kind
     return PreservationReceipt(suspension_key(view), kind, ready_tokens)
 
 
@@ -89,19 +81,15 @@ def issue_ticket(view: SessionView, release: ReleaseReceipt, preservation: Prese
     The target is the committed frontier: ``p + e - 1`` once a token was emitted, else what was computed of
     the prompt, or what others have computed of it meanwhile.
     """
-    key = suspension_key(view)
+    key, name = suspension_key(view), view.request_id
+    require(view.state in (SessionState.SUSPENDED, SessionState.RESUME_PENDING), "not suspended", name)
+    same = release.key == key == preservation.key
+    require(same, "receipt of another generation, snapshot or epoch", release)
+    require(release.confirmed, "release still pending", name)
+    require(preservation.promoted, "promotion still in flight", name)
+    require(allocation_ready, "allocation not ready", name)
+    require(stages_ready, "stages not ready", name)
     ready = 0 if preservation.kind is Preservation.FAILED else preservation.ready_tokens
-    target = max(view.committed, ready) if view.emitted == 0 else view.committed
-    for condition, rule in (
-            (view.state in (SessionState.SUSPENDED, SessionState.RESUME_PENDING),
-             "the session is not suspended"),
-            (release.key == key and preservation.key == key,
-             "receipt of another generation, snapshot or epoch"),
-            (release.confirmed, "release still pending"),
-            (preservation.promoted, "promotion still in flight"),
-            (allocation_ready, "allocation not ready"),
-            (stages_ready, "stages not ready"),
-            (0 <= ready <= target, f"ready prefix of {ready} outside [0, {target}]")):
-        if not condition:
-            raise IllegalTransition(f"no ticket, {rule}: {view.request_id}")
+    target = view.committed if view.emitted else max(view.committed, ready)
+    require(0 <= ready <= target, f"ready prefix of {ready} outside [0, {target}]", name)
     return ResumeTicket(key, ready, target)

@@ -95,7 +95,7 @@ def test_cancelled_generation_is_spent_and_its_successor_runs() -> None:
     serving.scheduler.cancel("d", serving.now_ms)
     serving.collect()
     cancelled(serving, "d", 2)
-    with pytest.raises(IllegalTransition, match="generation was cancelled|was cancelled"):
+    with pytest.raises(IllegalTransition, match="generation was cancelled"):
         serving.submit(request("d", 2, 9))
     serving.submit(request("d", 2, 9, generation=1))
     with pytest.raises(IllegalTransition, match="in use"):

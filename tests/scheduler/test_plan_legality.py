@@ -134,8 +134,8 @@ NEGATIVE = [
     ("another queue", intents(QueueIntent(IntentKind.ADMIT, "d", 0))),
     ("another queue", intents(QueueIntent(IntentKind.PREEMPT, "w", 0))),
     ("another queue", intents(QueueIntent(IntentKind.RESUME, "u", 0))),
-    ("exactly with its first chunk", intents(QueueIntent(IntentKind.PREEMPT, "d", 0))),
-    ("exactly with its first chunk", intents(QueueIntent(IntentKind.ADMIT, "w", 0))),
+    ("goes exactly with its first chunk", intents(QueueIntent(IntentKind.PREEMPT, "d", 0))),
+    ("goes exactly with its first chunk", intents(QueueIntent(IntentKind.ADMIT, "w", 0))),
 ]
 
 
