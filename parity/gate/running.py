@@ -81,7 +81,7 @@ def by_cost(jobs: list[GateJob]) -> list[GateJob]:
     cost = {
         CheckKind.MUTANTS: 0,
         CheckKind.SUITE: 1,
-        CheckKind.POLICIES: 2,
+        CheckKind.POLICIES: 0,
         CheckKind.SPLIT: 3,
         CheckKind.GOLDEN: 4,
     }
