@@ -1,5 +1,5 @@
-"""Conformance suite for any engine and any scheduler: a Hypothesis state machine with the laws of concurrent
-serving.
+"""Conformance suite for any engine and any scheduler: a Hypothesis state machine with the laws of
+concurrent serving.
 
 ``make_machine`` gives a ``RuleBasedStateMachine``; its ``TestCase`` runs under pytest. Rules: submit, step,
 launch and commit apart, cancel, preempt, exhaust, evict, resubmit. Laws: memory is conserved after every

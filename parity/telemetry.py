@@ -35,10 +35,14 @@ def read_steps(path: Path) -> list[Step]:
         except (ValueError, TypeError) as error:
             raise UsageError("not a step record", where=f"{path}:{number}", why=str(error)) from error
         if missing:
-            raise UsageError("not a step record", where=f"{path}:{number}", why=f"it lacks {', '.join(missing)}")
+            raise UsageError(
+                "not a step record", where=f"{path}:{number}", why=f"it lacks {', '.join(missing)}"
+            )
         steps.append(step)
     if not steps:
-        raise UsageError("no step record", where=str(path), todo="write StepRecord.to_json() of every step, a line each")
+        raise UsageError(
+            "no step record", where=str(path), todo="write StepRecord.to_json() of every step, a line each"
+        )
     return steps
 
 
@@ -50,7 +54,9 @@ def totals_of(steps: list[Step]) -> dict[str, float]:
 
 
 def plot_steps(steps: list[Step], *, kind: str) -> bytes:
-    """A picture (``png`` or ``svg``): cells of the pool, queues, tokens by kind, each over the step's number."""
+    """A picture (``png`` or ``svg``): cells of the pool, queues, tokens by kind, each over the step's
+    number.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 8), layout="constrained")
@@ -58,7 +64,9 @@ def plot_steps(steps: list[Step], *, kind: str) -> bytes:
     numbers = [step["step"] for step in steps]
     _lines(pool, numbers, steps, POOL, "cells")
     _lines(queues, numbers, steps, QUEUES, "sessions")
-    tokens.stackplot(numbers, *([step[name] for step in steps] for name in TOKENS), labels=list(TOKENS.values()))
+    tokens.stackplot(
+        numbers, *([step[name] for step in steps] for name in TOKENS), labels=list(TOKENS.values())
+    )
     for name, mark in (("preempted", "v"), ("engine_failures", "x")):
         at = [step["step"] for step in steps if step[name]]
         if at:

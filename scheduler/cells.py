@@ -43,6 +43,8 @@ def split_rows(count: int, width: int) -> list[int]:
 def lowest_cells(mask: int, *, above: int, count: int) -> list[int] | None:
     """The ``count`` lowest cells of ``mask`` with index > ``above``, increasing; None if there are fewer."""
     shifted = mask >> (above + 1)
+    if count == 1 and shifted:
+        return [(shifted & -shifted).bit_length() + above]
     if shifted.bit_count() < count:
         return None
     cells = []

@@ -8,8 +8,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from scheduler.records import (
-    TERMINAL, IllegalTransition, IntentKind, IterationPlan, IterationResult, Phase, PlannedChunk,
-    SchedulerState, SessionState, SessionView,
+    TERMINAL,
+    IllegalTransition,
+    IntentKind,
+    IterationPlan,
+    IterationResult,
+    Phase,
+    PlannedChunk,
+    SchedulerState,
+    SessionState,
+    SessionView,
 )
 
 if TYPE_CHECKING:
@@ -97,15 +105,15 @@ def validate_result(plan: IterationPlan, result: IterationResult, views: Mapping
     debits: dict[str, int] = {}
     for item in result.chunks:
         chunk = planned.pop(item.request_id, None)
-        unplanned = chunk is None or chunk.generation != item.generation
-        require(not unplanned, "result completes unplanned work", item)
-        inside = item.before == chunk.start <= item.after <= chunk.stop
-        require(inside, "progress outside the planned interval", item)
+        if chunk is None or chunk.generation != item.generation:
+            require(False, "result completes unplanned work", item)
+        if not item.before == chunk.start <= item.after <= chunk.stop:
+            require(False, "progress outside the planned interval", item)
         view, rows = views[item.request_id], item.after - item.before
         phase = view.phase_at(item.before)
         emits = phase is Phase.DECODE or (phase is Phase.PREFILL and item.after == view.num_prompt_tokens)
-        require((item.token is not None) is (emits and rows > 0),
-                "a token is emitted exactly by a decode or by the end of a prefill", item)
+        if (item.token is not None) is not (emits and rows > 0):
+            require(False, "a token is emitted exactly by a decode or by the end of a prefill", item)
         if phase is not Phase.REBUILD and rows:
             client = view.request.client_id
             debits[client] = debits.get(client, 0) + rows

@@ -12,11 +12,25 @@ from scheduler.limits import StepLimits
 from scheduler.memory import Memory
 from scheduler.policies.base import Policy
 from scheduler.records import (
-    ChunkResult, Completion, FinishReason, IntentKind, IterationPlan, IterationResult, Phase, Refusal,
-    Request, SchedulerState, SessionState, SessionView,
+    ChunkResult,
+    Completion,
+    FinishReason,
+    IntentKind,
+    IterationPlan,
+    IterationResult,
+    Phase,
+    Refusal,
+    Request,
+    SchedulerState,
+    SessionState,
+    SessionView,
 )
 from scheduler.resume import (
-    PreemptionIntent, ReleaseReceipt, issue_ticket, preservation_receipt, suspension_key,
+    PreemptionIntent,
+    ReleaseReceipt,
+    issue_ticket,
+    preservation_receipt,
+    suspension_key,
 )
 from scheduler.sessions import SessionTable
 from scheduler.telemetry import StepRecord

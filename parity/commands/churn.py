@@ -13,8 +13,15 @@ from parity.exact_load import run_churn
 
 
 @click.command()
-@click.option("--occupancy", "shares", multiple=True, type=click.FloatRange(0.05, 1.0), default=(0.5, 0.8, 0.95),
-              show_default=True, help="Share of the pool that admission fills; may be repeated.")
+@click.option(
+    "--occupancy",
+    "shares",
+    multiple=True,
+    type=click.FloatRange(0.05, 1.0),
+    default=(0.5, 0.8, 0.95),
+    show_default=True,
+    help="Share of the pool that admission fills; may be repeated.",
+)
 @click.option("--requests", default=400, show_default=True, type=click.IntRange(1))
 @click.option("--cells", default=4096, show_default=True, type=click.IntRange(512))
 @click.option("--seed", default=0, show_default=True)
@@ -24,16 +31,31 @@ def command(shares: tuple[float, ...], requests: int, cells: int, seed: int, as_
 
     Admission either reserves the rows to come (the default policy) or counts prompts alone (optimistic).
     """
-    table = Table("admission", "fills", "cells in use", "rebuilt / useful", "preemptions", "retired ids at most")
+    table = Table(
+        "admission", "fills", "cells in use", "rebuilt / useful", "preemptions", "retired ids at most"
+    )
     for reserving in (True, False):
         for share in shares:
             churn = run_churn(share, reserving=reserving, requests=requests, num_cells=cells, seed=seed)
             name = "reserving" if reserving else "optimistic"
             if as_json:
-                click.echo(json.dumps({"admission": name, "fills": share, **{
-                    field: getattr(churn, field) for field in churn.__slots__}}))
-            table.add_row(name, f"{share:.0%}", f"{churn.occupancy:.0%}", f"{churn.rebuild_rate:.3f}",
-                          str(churn.preemptions), str(churn.most_retired_ids))
+                click.echo(
+                    json.dumps(
+                        {
+                            "admission": name,
+                            "fills": share,
+                            **{field: getattr(churn, field) for field in churn.__slots__},
+                        }
+                    )
+                )
+            table.add_row(
+                name,
+                f"{share:.0%}",
+                f"{churn.occupancy:.0%}",
+                f"{churn.rebuild_rate:.3f}",
+                str(churn.preemptions),
+                str(churn.most_retired_ids),
+            )
     if not as_json:
         Console().print(table)
     return ExitCode.PASS

@@ -14,7 +14,9 @@ from parity.telemetry import plot_steps, read_steps, totals_of
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Picture to write: .png or .svg.")
+@click.option(
+    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Picture to write: .png or .svg."
+)
 @click.option("--totals", is_flag=True, help="Print the totals as JSON.")
 def command(file: Path, out: Path | None, totals: bool) -> ExitCode:
     """Read FILE, one step record a line, and plot pool, queues and tokens by kind over steps."""
@@ -24,7 +26,9 @@ def command(file: Path, out: Path | None, totals: bool) -> ExitCode:
     if out is not None:
         kind = out.suffix.lstrip(".").lower()
         if kind not in ("png", "svg"):
-            raise UsageError(f"a picture of kind {kind or 'none'!r}", where=str(out), todo="end it in .png or .svg")
+            raise UsageError(
+                f"a picture of kind {kind or 'none'!r}", where=str(out), todo="end it in .png or .svg"
+            )
         save_bytes(out, plot_steps(steps, kind=kind))
         click.echo(f"{out}: {len(steps)} steps")
     return ExitCode.PASS

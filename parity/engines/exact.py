@@ -1,10 +1,10 @@
 """Exact engine: llama.cpp's KV semantics without weights, so that scheduler properties cost microseconds.
 
 A cell holds a digest of what it was computed from: input, position and everything that its row could see.
-Attention folds the visible cells in the order in which the row kernel walks them (increasing cell index where
-cells are shared), a window sees the last few positions, a recurrent state folds every row of its sequence.
-The next token is a digest of exactly that. So one missing, stale, foreign or misplaced cell changes the token
-with near certainty.
+Attention folds the visible cells in the order in which the row kernel walks them (increasing cell index
+where cells are shared), a window sees the last few positions, a recurrent state folds every row of its
+sequence. The next token is a digest of exactly that. So one missing, stale, foreign or misplaced cell
+changes the token with near certainty.
 
 Placement, refusals and aborts follow llama.cpp (llama-kv-cache.cpp, llama-memory-recurrent.cpp,
 llama-batch.cpp).

@@ -1,5 +1,5 @@
-"""The exact engine's memory: cells, sequences and recurrent states of one context, with llama.cpp's rules and
-no floats.
+"""The exact engine's memory: cells, sequences and recurrent states of one context, with llama.cpp's rules
+and no floats.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class _Sequence:
     """One sequence id: its cells by position, and, while they are whole and ordered, running folds of their
     contents.
 
-    ``folds[n]`` is the fold of the first n rows. A hole or a cell out of order makes the sequence irregular:
-    its rows then fold what they see one by one, which is slow and gives other digests, as it would with
-    floats.
+    ``folds[n]`` is the fold of the first n rows. A hole or a cell out of order makes the sequence
+    irregular: its rows then fold what they see one by one, which is slow and gives other digests, as it
+    would with floats.
     """
 
     __slots__ = ("cells", "folds", "last_cell", "next_position", "regular", "state", "state_position")

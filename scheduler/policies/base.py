@@ -25,8 +25,6 @@ from scheduler.records import (
     SessionView,
 )
 
-_RANK = {Phase.DECODE: 0, Phase.REBUILD: 1, Phase.PREFILL: 1}
-
 
 class Policy:
     """FCFS continuous batching: running decodes, then what they left of the budget to prefills, then new
@@ -87,7 +85,7 @@ class Policy:
     def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
         """Comparable key; a plan lists its chunks in increasing order of it."""
         if view.state is SessionState.RUNNING:
-            return (_RANK[view.phase], view.index)
+            return (0 if view.phase is Phase.DECODE else 1, view.index)
         return (2 if view.state is SessionState.SUSPENDED else 3, view.index)
 
     def waiting_order(self, state: SchedulerState) -> Iterable[SessionView]:

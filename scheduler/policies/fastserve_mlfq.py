@@ -15,14 +15,20 @@ from scheduler.records import IterationPlan, PolicyIdentity, SchedulerState, Ses
 class Job:
     """Place of one session: its queue, rows used of that queue's quantum, and since when it waits.
 
-    ``progressed`` says that it completed work since it last entered: before that it is nobody's victim.
+    ``done`` and ``rebuilt`` count rows since it last entered. Until it has completed as many as it computed
+    again it is nobody's victim, so that preemption at most doubles the work.
     """
 
     level: int
     used: int
     stamp: int
     since_ms: float
-    progressed: bool = False
+    done: int = 0
+    rebuilt: int = 0
+
+    @property
+    def may_be_preempted(self) -> bool:
+        return self.done > 0 and self.done >= self.rebuilt
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class FastserveMlfq(Policy):
             "any bound on weighted service between clients",
         ),
         starvation_free=True,
-        progress="every job: promotion after promote_after_ms, and no preemption before it completed work",
+        progress="every job: promotion after promote_after_ms, no preemption before work was done",
         source="FastServe, Algorithm 1; M5.2 0x09A",
     )
 
@@ -107,11 +113,11 @@ class FastserveMlfq(Policy):
         if event in ("finished", "cancelled", "failed"):
             return replace(memory, jobs={r: j for r, j in memory.jobs.items() if r != request_id})
         if event in ("admitted", "resumed", "preempted"):
-            return memory.put(request_id, replace(job, progressed=False))
+            return memory.put(request_id, replace(job, done=0, rebuilt=0))
         if event == "rebuilt":
-            return memory.put(request_id, replace(job, since_ms=now_ms))
+            return memory.put(request_id, replace(job, since_ms=now_ms, rebuilt=job.rebuilt + amount))
         if event in ("prefilled", "decoded"):
-            job = replace(job, used=job.used + amount, since_ms=now_ms, progressed=True)
+            job = replace(job, used=job.used + amount, since_ms=now_ms, done=job.done + amount)
             if job.used >= self.quanta[job.level]:
                 next_rows = max(view.num_prompt_tokens - view.computed, 1)
                 return memory.push(
@@ -166,7 +172,7 @@ class FastserveMlfq(Policy):
         lower = [
             state.views[r]
             for r in state.running
-            if jobs[r].progressed and self.order_key(state, state.views[r])[0] > level
+            if jobs[r].may_be_preempted and self.order_key(state, state.views[r])[0] > level
         ]
         return max(lower, key=lambda v: self.order_key(state, v), default=None)
 

@@ -1,5 +1,5 @@
-"""The state machine on the exact engine, on a user's engine and on a user's scheduler, and wrong ones that it
-catches.
+"""The state machine on the exact engine, on a user's engine and on a user's scheduler, and wrong ones that
+it catches.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from scheduler.policies import make_policy
 from scheduler.records import Completion, Request
 from scheduler.telemetry import StepRecord, Totals
 
+
 class _Everyone(dict):
     """The same forecast for every request."""
 

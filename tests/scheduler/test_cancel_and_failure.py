@@ -1,4 +1,5 @@
-"""Cancellation in every state and in flight, late receipts, generations, victims, and engines that break off.
+"""Cancellation in every state and in flight, late receipts, generations, victims, and engines that break
+off.
 """
 
 from __future__ import annotations

@@ -10,7 +10,12 @@ import pytest
 from scheduler.legality import validate_result
 from scheduler.loop import Flight
 from scheduler.records import (
-    ChunkResult, IllegalTransition, IterationResult, Request, SessionState, SessionView,
+    ChunkResult,
+    IllegalTransition,
+    IterationResult,
+    Request,
+    SessionState,
+    SessionView,
 )
 from scheduler.resume import (
     Preservation,

@@ -20,7 +20,6 @@ MAX_SCHEDULER_LINES = 1375
 LONGER_FILES: dict[str, str] = {
     "parity/engines/exact_memory.py": "llama.cpp's memory semantics are checked against it side by side",
     "scheduler/loop.py": "the step is told in order, from the door to the record",
-    "scheduler/records.py": "every record in one place, with who may write it",
 }
 
 EMPTY_WORDS = {"common", "helper", "helpers", "manager", "managers", "misc", "util", "utils"}

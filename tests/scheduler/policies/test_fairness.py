@@ -182,3 +182,21 @@ def test_a_waiting_job_takes_the_place_of_a_running_one_of_a_lower_queue():
     intents = [(i.kind.value, i.request_id) for t in played.run.trace for i in t.flight.plan.intents]
     assert ("preempt", "s0") in intents and ("resume", "s0") in intents
     assert played.run.emitted_at[1][-1] < played.run.emitted_at[0][-1]
+
+
+def test_preemption_at_most_doubles_the_rows_that_are_computed():
+    """One-token chunks, long prompts, one lane: without a bound every row would cost a whole rebuild."""
+    options = {"quantum_rows": 4, "promote_after_ms": 5 * TICK_MS}
+    played = play(
+        session(90, 4),
+        session(90, 1, first_token=3000),
+        session(5, 4, first_token=6000),
+        policy="fastserve_mlfq",
+        options=options,
+        max_num_seqs=1,
+        max_chunk_tokens=1,
+    )
+    rebuilt = sum(record.recompute_tokens for record in played.run.records)
+    work = sum(record.prefill_tokens + record.decode_tokens for record in played.run.records)
+    assert sum(record.preempted for record in played.run.records) >= 3
+    assert 0 < rebuilt <= work
