@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from parity.bench.clocks import ClockKind, make_clock
 from parity.bench.in_process import InProcessDriver
 from parity.bench.records import BenchRun
 from parity.bench.summary import Goodput, summarise
@@ -51,6 +52,7 @@ class CutoverOptions:
     percentile: float = 99
     margins: Margins = Margins()
     seed: int = 0
+    clock: ClockKind = ClockKind.WALL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,7 @@ class Cutover:
         most = max(*options.curve, options.target)
         self.options, self._report = options, report
         self.settings = replace(settings, max_num_seqs=max(most, settings.max_num_seqs))
+        self._clock = make_clock(options.clock, n_threads=settings.n_threads)
         self.served: ServedModel | None = None
 
     def rows(self) -> list[GateRow]:
@@ -109,7 +112,9 @@ class Cutover:
         return Workload(name=name, lengths=lengths, num_prompts=count, shape=shape, seed=self.options.seed)
 
     def _run(self, workload: Workload, concurrency: int, **variant: Any) -> dict[str, Any]:
-        run = InProcessDriver(self.served, **variant).run_closed(workload.jobs(), concurrency=concurrency)
+        run = InProcessDriver(self.served, clock=self._clock, **variant).run_closed(
+            workload.jobs(), concurrency=concurrency
+        )
         row = summarise(run, goodput=self.options.goodput, percentiles=(50, self.options.percentile))
         return row
 

@@ -44,7 +44,9 @@ class InProcessDriver:
         policy: str | None = None,
         prefix_cache: bool | None = None,
         record_batch: Callable[[Batch], None] | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
+        self._clock = clock
         self.served, self._record_batch = served, record_batch
         self._scheduler = served.make_scheduler(
             observer=self._observe, policy=policy, prefix_cache=prefix_cache
@@ -99,10 +101,10 @@ class InProcessDriver:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        self._started_s = perf_counter()
+        self._started_s = self._clock()
 
     def _now(self) -> float:
-        return perf_counter() - self._started_s
+        return self._clock() - self._started_s
 
     def _send(self, job: Job, *, due_s: float) -> None:
         request_id = f"b{self._sent}"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 
 import httpx
 
@@ -91,7 +92,13 @@ def alternate(count: int, ours: Callable[[], float], peer: Callable[[], float]) 
 # -- raw llama_decode ----------------------------------------------------------------------------------------
 
 
-def raw_row(served: ServedModel, workload: Workload, concurrency: int, pairs: int) -> PeerRow:
+def raw_row(
+    served: ServedModel,
+    workload: Workload,
+    concurrency: int,
+    pairs: int,
+    clock: Callable[[], float] = perf_counter,
+) -> PeerRow:
     """Ours against the same calls with no scheduler and no sampling: how near the physical limit is."""
     pool = served.engine.pool
     recorder = CallRecorder(pool)
@@ -99,9 +106,10 @@ def raw_row(served: ServedModel, workload: Workload, concurrency: int, pairs: in
     tokens = sum(record.output_tokens for record in run.completed)
 
     def ours() -> float:
-        return tokens_per_s(InProcessDriver(served).run_closed(workload.jobs(), concurrency=concurrency))
+        driver = InProcessDriver(served, clock=clock)
+        return tokens_per_s(driver.run_closed(workload.jobs(), concurrency=concurrency))
 
-    measured = alternate(pairs, ours, lambda: tokens / replay_s(pool, recorder.calls))
+    measured = alternate(pairs, ours, lambda: tokens / replay_s(pool, recorder.calls, clock))
     return make_row(
         served.settings.model,
         "raw llama_decode",
@@ -128,6 +136,7 @@ def price_rows(
     concurrencies: Sequence[int],
     pairs: int,
     report: Callable[[str], None] = lambda what: None,
+    clock: Callable[[], float] = perf_counter,
 ) -> list[PeerRow]:
     """The price of exactness: our exact layout against what others would run, exact or not."""
     rows = []
@@ -149,10 +158,14 @@ def price_rows(
                         measured = alternate(
                             pairs,
                             lambda jobs=jobs, n=n: tokens_per_s(
-                                InProcessDriver(ours, prefix_cache=False).run_closed(jobs, concurrency=n)
+                                InProcessDriver(ours, prefix_cache=False, clock=clock).run_closed(
+                                    jobs, concurrency=n
+                                )
                             ),
                             lambda jobs=jobs, n=n, other=other: tokens_per_s(
-                                InProcessDriver(other, prefix_cache=False).run_closed(jobs, concurrency=n)
+                                InProcessDriver(other, prefix_cache=False, clock=clock).run_closed(
+                                    jobs, concurrency=n
+                                )
                             ),
                         )
                         rows.append(make_row(settings.model, peer, workload, n, measured))

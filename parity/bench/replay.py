@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -49,11 +49,13 @@ class CallRecorder:
             )
 
 
-def replay_s(pool: PoolContext, calls: Sequence[RecordedCall]) -> float:
+def replay_s(
+    pool: PoolContext, calls: Sequence[RecordedCall], clock: Callable[[], float] = perf_counter
+) -> float:
     """Seconds that the calls take on an empty context: memory operations, filling, ``llama_decode``."""
     context = pool.context
     context.clear()
-    begin_s = perf_counter()
+    begin_s = clock()
     for call in calls:
         pool.apply(call.ops)
         count = len(call.tokens)
@@ -62,6 +64,6 @@ def replay_s(pool: PoolContext, calls: Sequence[RecordedCall]) -> float:
         context.seq_ids[:count] = call.seq_ids
         context.wanted[:count] = call.wanted
         pool.decode(count)
-    seconds = perf_counter() - begin_s
+    seconds = clock() - begin_s
     context.clear()
     return seconds

@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from parity.bench.clocks import ClockKind
 from parity.bench.cutover import Cutover, CutoverOptions, GateRow, Margins
 from parity.bench.summary import Goodput
 from parity.errors import ExitCode, UsageError
@@ -75,6 +76,13 @@ _RATIO = click.FloatRange(0)
     type=click.IntRange(0),
     help="Sessions of the correctness row; 0 leaves it out, and the verdict is then unknown.",
 )
+@click.option(
+    "--clock",
+    default="wall",
+    show_default=True,
+    type=click.Choice([kind.value for kind in ClockKind]),
+    help="cpu: this thread's CPU time, for a busy machine; with --threads 1.",
+)
 @click.option("--seed", default=0, show_default=True)
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows here."
@@ -103,6 +111,7 @@ def command(
     cutover = CutoverOptions(
         curve=concurrencies(curve),
         goodput=Goodput.parse(objectives),
+        clock=ClockKind(options.pop("clock")),
         margins=margins,
         **{name: options.pop(name) for name in names},
     )

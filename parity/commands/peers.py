@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from parity.bench import peers
+from parity.bench.clocks import ClockKind, make_clock
 from parity.commands.cutover import concurrencies
 from parity.errors import ExitCode, UsageError
 from parity.provenance import provenance_line
@@ -39,6 +41,13 @@ from parity.store import save_text
 @click.option(
     "--pairs", default=3, show_default=True, type=click.IntRange(1), help="Alternating runs per ratio."
 )
+@click.option(
+    "--clock",
+    default="wall",
+    show_default=True,
+    type=click.Choice([kind.value for kind in ClockKind]),
+    help="cpu: this thread's CPU time, for a busy machine; with --threads 1, not for servers.",
+)
 @click.option("--seed", default=0, show_default=True)
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows here."
@@ -51,6 +60,7 @@ def command(
     output_len: int,
     pairs: int,
     seed: int,
+    clock: str,
     llama_server: Path | None,
     peer_url: str | None,
     peer_model: str | None,
@@ -68,6 +78,7 @@ def command(
               `parity doctor`), or --peer-url for a server that runs already
     """
     settings = settings_from(model, options)
+    ticks = make_clock(ClockKind(clock), n_threads=settings.n_threads)
     concurrency = concurrencies(counts)
     settings = with_room(settings, max(concurrency))
     lengths = concurrencies(input_lens)
@@ -77,7 +88,7 @@ def command(
         for kind in dict.fromkeys(kinds or ("raw",)):
             if kind == "layouts":
                 workloads = [peers.workload_of(n, output_len, 1, seed) for n in lengths]
-                rows += peers.price_rows(settings, workloads, concurrency, pairs, status.update)
+                rows += peers.price_rows(settings, workloads, concurrency, pairs, status.update, ticks)
                 continue
             works = [
                 (peers.workload_of(length, output_len, 2 * n, seed), n)
@@ -85,7 +96,7 @@ def command(
                 for n in concurrency
             ]
             if kind == "raw":
-                rows += raw_rows(settings, works, pairs)
+                rows += raw_rows(settings, works, pairs, ticks)
             else:
                 rows += server_rows(settings, works, pairs, llama_server, peer_url, peer_model or model)
     Console(width=150).print(rows_table(rows))
@@ -99,11 +110,13 @@ def with_room(settings: EngineSettings, most: int) -> EngineSettings:
     return replace(settings, max_num_seqs=max(settings.max_num_seqs, most))
 
 
-def raw_rows(settings: EngineSettings, works: list, pairs: int) -> list[peers.PeerRow]:
+def raw_rows(
+    settings: EngineSettings, works: list, pairs: int, clock: Callable[[], float]
+) -> list[peers.PeerRow]:
     """A row per workload against raw calls."""
     served = open_served(settings)
     try:
-        return [peers.raw_row(served, workload, n, pairs) for workload, n in works]
+        return [peers.raw_row(served, workload, n, pairs, clock) for workload, n in works]
     finally:
         served.close()
 
