@@ -183,9 +183,8 @@ def run_endurance(
             request = offered.pop(completion.request_id)
             ended += 1
             if ended % check_every == 0:
-                solo = expected_tokens(
-                    model, request.prompt, request.max_tokens, request_id=request.request_id
-                )
+                name = request.request_id
+                solo = expected_tokens(model, request.prompt, request.max_tokens, request_id=name)
                 if completion.tokens != solo[: len(completion.tokens)]:
                     raise AssertionError(f"{request} gave {completion.tokens}, alone {solo}")
                 checked += 1
