@@ -1,7 +1,7 @@
 """Campaigns: cases explored from a seed, in batches that any ``concurrent.futures.Executor`` can run.
 
-Batch number b of a seed holds the same cases on every machine and for every number of jobs or shards; shard I of N
-takes the batches with b % N == I - 1.
+Batch number b of a seed holds the same cases on every machine and for every number of jobs or shards; shard I
+of N takes the batches with b % N == I - 1.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _run(case: Case, order: dict[str, Any]) -> Outcome:
 
 
 def features_of(case: Case) -> list[str]:
-    """Which features a case has, in the order of ``FEATURES``; read off the case, so that shrunk ones count too."""
+    """Which features a case has, in the order of ``FEATURES``, read off the case."""
     sessions = case.sessions
     need = sum(len(session.prompt) + session.max_tokens - 1 for session in sessions)
     longest = max(len(session.prompt) + session.max_tokens - 1 for session in sessions)

@@ -39,7 +39,7 @@ class Found:
 
 @dataclass(slots=True)
 class Tally:
-    """What a campaign came to so far. ``batches`` lists the numbers of the batches that are in it, each once."""
+    """What a campaign came to so far. ``batches`` lists the numbers of the batches in it, each once."""
 
     cases: int = 0
     sessions: int = 0
@@ -186,7 +186,8 @@ def keep_failures(tally: Tally, plan: Plan, folder: Path) -> None:
 
 
 def open_database(folder: Path) -> ExampleDatabase:
-    """The database of failing cases, which campaigns may share and keep; a Hypothesis database of case texts."""
+    """The database of failing cases, which campaigns may share and keep; a Hypothesis database of case texts.
+    """
     return DirectoryBasedExampleDatabase(folder)
 
 

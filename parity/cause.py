@@ -1,7 +1,7 @@
 """Verdict by cause: what kind of fault made a case fail, from evidence that is gathered by running it again.
 
-Evidence: margins, how far logits moved and over how many steps, the cell map, the session alone with the same chunk
-boundaries, the case with its neighbours taken away one by one.
+Evidence: margins, how far logits moved, the cell map, the session alone with the same chunk boundaries, the
+case with its neighbours taken away one by one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from parity.families import load_family
 from parity.records import Case, Divergence, FaultKind, Outcome, Verdict
 from parity.rerun import Rerun, without_sessions
 from parity.signature import fault_signature
-from scheduler.limits import Layout
 
 ROUNDING = (
     0.05  # logits that moved less than this share of a typical top margin moved by rounding, not by content
@@ -107,23 +106,23 @@ def _cause_of(
     rounding = first.distance <= ROUNDING * max(first.margin, 1.0)
     if rounding and first.expected_token != first.actual_token and first.margin <= 2 * first.distance:
         return Cause.NEAR_TIE
-    if disorder or (rounding and not alone_is_wrong):
-        return Cause.LAYOUT_NOISE
-    if rounding and case.layout is Layout.STOCK:
-        return Cause.LAYOUT_NOISE
+    same_token = first.expected_token == first.actual_token
+    hybrid = load_family(case.family).is_hybrid
+    if disorder or rounding or (alone_is_wrong and same_token and not hybrid):
+        return Cause.LAYOUT_NOISE  # without a state, one session alone can only differ by which kernel ran
     replayed = any(start == 0 for start, _ in first.chunks[1:]) or any(
         fault.kind is FaultKind.PREEMPT and fault.session == first.session for fault in case.faults
     )
     taken_over = bool(first.chunks) and first.chunks[0][0] > 0
     if alone_is_wrong or not neighbours:
         return Cause.STATE_FAULT
-    if load_family(case.family).is_hybrid and (taken_over or not set(neighbours) & set(first.neighbours)):
+    if hybrid and (taken_over or set(neighbours) - set(first.neighbours)):
         return Cause.STATE_FAULT  # what it went on from was left by somebody who is gone, or was shared
     return Cause.STATE_FAULT if replayed and not taken_over and not first.neighbours else Cause.BLEED
 
 
 def minimal_neighbours(case: Case, session: int, run: Rerun) -> tuple[int, ...]:
-    """Other sessions without any of which ``session`` no longer goes wrong; found by taking them away one by one."""
+    """Other sessions that ``session`` needs to go wrong; found by taking them away one by one."""
     kept = [index for index in range(len(case.sessions)) if index != session]
     if still_wrong(case, session, [], run):
         return ()

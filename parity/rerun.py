@@ -1,4 +1,4 @@
-"""Runs a case again under changed circumstances: on another engine, with a planted fault, with given chunk boundaries."""
+"""Runs a case again otherwise: on another engine, with a planted fault, with given chunk boundaries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Chunks = tuple[tuple[int, int], ...]
 
 @contextmanager
 def given_chunks(chunks: Chunks, *, session: int = 0) -> Iterator[None]:
-    """While it lasts, policies give this session the intervals that it had before, as far as budgets allow."""
+    """While it lasts, policies give this session the intervals that it had, as far as budgets allow."""
     stops = dict(chunks)
 
     def make(original: Callable[..., int]) -> Callable[..., int]:
@@ -50,7 +50,7 @@ def rerun_here(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Rerun:
-    """Runs cases one way: on the exact engine or on llama.cpp in a worker of its own, with or without a fault.
+    """Runs cases one way: on the exact engine or on llama.cpp in its own worker, with or without a fault.
 
     ``count`` counts the runs.
     """

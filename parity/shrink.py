@@ -1,7 +1,7 @@
 """Makes a failing case small: fewer sessions, fewer faults, shorter prompts and outputs, simpler settings.
 
-Structural and deterministic, and it asks at most ``max_runs`` times. A smaller case counts only if it fails with the
-same signature, so that one fault does not slip into another.
+Structural and deterministic, and it asks at most ``max_runs`` times. A smaller case counts only if it fails
+with the same signature, so that one fault does not slip into another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_RUNS = 600
 
 
 def size_of(case: Case) -> tuple[int, int, int, int]:
-    """What shrinking makes small, most important first: sessions, tokens, faults, steps until the last arrival."""
+    """What shrinking makes small, most important first: sessions, tokens, faults, steps waited for."""
     tokens = sum(len(session.prompt) + session.max_tokens for session in case.sessions)
     waits = sum(session.arrival_step for session in case.sessions) + sum(fault.step for fault in case.faults)
     return len(case.sessions), tokens, len(case.faults), waits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from rich.progress import Progress
 from parity.errors import ExitCode, UsageError
 from parity.families import load_family
 from parity.mutants import all_mutants, find_mutant
+from parity.mutants.large_cases import MOST_SESSIONS, MOST_TOKENS, PLANTED, shrink_planted
 from parity.mutants.records import Mutant, Place, Trial
 from parity.mutants.running import MutantReport, Status, judge_mutants
+from parity.shrink import size_of
 from parity.store import save_text
 
 
@@ -31,11 +34,21 @@ from parity.store import save_text
 @click.option(
     "--fast", is_flag=True, help="The exact engine, and one llama.cpp trial of each mutant that needs it."
 )
+@click.option(
+    "--shrink", is_flag=True, help="Instead, shrink twenty large failing cases, one planted fault each."
+)
 @click.option("--list", "only_list", is_flag=True, help="List the mutants and run nothing.")
 def command(
-    names: tuple[str, ...], json_path: Path | None, family: str | None, fast: bool, only_list: bool
+    names: tuple[str, ...],
+    json_path: Path | None,
+    family: str | None,
+    fast: bool,
+    only_list: bool,
+    shrink: bool,
 ) -> ExitCode:
     """Plant every known fault; a fault that no check notices, or that no case reaches, is red."""
+    if shrink:
+        return shrink_all(names or PLANTED)
     mutants = tuple(find_mutant(name) for name in names) or all_mutants()
     if family is not None:
         load_family(family)  # an unknown name is an error, not an empty run
@@ -69,6 +82,20 @@ def command(
         f"slowest {summary['slowest_s']:.1f} s"
     )
     return ExitCode.PASS if summary["killed"] == summary["total"] else ExitCode.FAIL
+
+
+def shrink_all(names: Sequence[str]) -> ExitCode:
+    """Shrink large failing cases, one line each; red if one stays large."""
+    small = 0
+    for name in names:
+        shrunk = shrink_planted(name)
+        small += shrunk.is_small
+        (sessions, tokens, *_), (before, rows, *_) = size_of(shrunk.after), size_of(shrunk.before)
+        click.echo(
+            f"{name:44} {before} sessions, {rows} tokens -> {sessions}, {tokens}  [{shrunk.runs} runs]"
+        )
+    click.echo(f"{small} of {len(names)} shrunk to at most {MOST_SESSIONS} sessions and {MOST_TOKENS} tokens")
+    return ExitCode.PASS if small == len(names) else ExitCode.FAIL
 
 
 def select_trials(mutant: Mutant, *, family: str | None = None, fast: bool = False) -> tuple[Trial, ...]:

@@ -83,7 +83,10 @@ def large_case(family: str, seed: int) -> Case:
 
 
 def shrink_planted(name: str) -> Shrunk:
-    """Plant a fault, take the first large case that it makes fail, and shrink it. Raises ValueError without one."""
+    """Plant a fault, take the first large case that fails with it, and shrink that.
+
+    Raises ValueError without.
+    """
     family = find_mutant(name).families[0]
     run = Rerun(exact=True, mutant=name)
     before = next(
