@@ -33,17 +33,28 @@ def make_exact(limits: tuple[PoolLimits, ...]) -> ExactEngine:
 
 
 def exact_solo(limits: tuple[PoolLimits, ...], request: Request) -> tuple[int, ...]:
-    return expected_tokens(exact_model(limits), request.prompt, request.max_tokens,
-                           request_id=request.request_id,
-                           sampling=request.sampling, stop_token_ids=request.stop_token_ids,
-                           stages=len(limits))
+    return expected_tokens(
+        exact_model(limits),
+        request.prompt,
+        request.max_tokens,
+        request_id=request.request_id,
+        sampling=request.sampling,
+        stop_token_ids=request.stop_token_ids,
+        stages=len(limits),
+    )
 
 
 def few(examples: int, *, shrink: bool = True) -> settings:
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
-    return settings(max_examples=examples, stateful_step_count=30, deadline=None, derandomize=True,
-                    phases=phases,
-                    database=None, suppress_health_check=list(HealthCheck))
+    return settings(
+        max_examples=examples,
+        stateful_step_count=30,
+        deadline=None,
+        derandomize=True,
+        phases=phases,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
 
 
 def test_reference_scheduler_keeps_the_laws_on_the_exact_engine() -> None:
@@ -57,8 +68,9 @@ def test_a_users_engine_is_held_to_the_same_laws() -> None:
 
 def test_a_users_scheduler_is_held_to_the_same_laws() -> None:
     factory = load_factory("tests.machine.examples:make_scheduler")
-    run_state_machine_as_test(make_machine(make_exact, scheduler_factory=factory, solo=exact_solo),
-                              settings=few(25))
+    run_state_machine_as_test(
+        make_machine(make_exact, scheduler_factory=factory, solo=exact_solo), settings=few(25)
+    )
 
 
 class Forgetful(ExactEngine):
@@ -87,16 +99,19 @@ class Leaky(ExactEngine):
 
 @pytest.mark.parametrize("wrong", [Forgetful, Leaky])
 def test_machine_kills_an_engine_with_wrong_memory(wrong: type[ExactEngine]) -> None:
-    with pytest.raises(Exception):  # noqa: B017 - an abort, a failed law or a failed step, whichever comes first
+    with pytest.raises(Exception):  # noqa: B017 - an abort, a failed law or step, whichever is first
         run_state_machine_as_test(make_machine(wrong, solo=exact_solo), settings=few(100, shrink=False))
 
 
-@pytest.mark.parametrize(("specification", "part"), [
-    ("tests.machine.examples", "package.module:factory"),
-    ("no.such.module:make", "cannot be imported"),
-    ("tests.machine.examples:absent", "has no 'absent'"),
-    ("tests.machine.test_serving_machine:VOCABULARY", "not a factory"),
-])
+@pytest.mark.parametrize(
+    ("specification", "part"),
+    [
+        ("tests.machine.examples", "package.module:factory"),
+        ("no.such.module:make", "cannot be imported"),
+        ("tests.machine.examples:absent", "has no 'absent'"),
+        ("tests.machine.test_serving_machine:VOCABULARY", "not a factory"),
+    ],
+)
 def test_a_wrong_factory_is_named(specification: str, part: str) -> None:
     with pytest.raises(UsageError, match=part):
         load_factory(specification)

@@ -12,8 +12,8 @@ from tests.tidy.source import Source
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60
 MAX_LINE_CHARACTERS = 110
-# Lines of code of scheduler/ without policies/ (blank lines, comments and docstrings are not counted): a ratchet that
-# only goes down. The goal is 1,200 lines in all, readable in one sitting.
+# Lines of code of scheduler/ without policies/ (blank lines, comments and docstrings are not counted): a
+# ratchet that only goes down. The goal is 1,200 lines in all, readable in one sitting.
 MAX_SCHEDULER_LINES = 1375
 
 # Paths that may be longer, each with the reason. Empty is the goal.
@@ -66,7 +66,8 @@ def count_code_lines(source: Source) -> int:
     """Lines that are neither blank, nor a comment, nor part of a docstring."""
     documented = set()
     for node in source.nodes:
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+        has_doc = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)
+        if has_doc:
             documented |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     return sum(
         bool(line.strip()) and not line.strip().startswith("#") and number not in documented
