@@ -16,7 +16,7 @@ class Job:
     """Place of one session: its queue, rows used of that queue's quantum, and since when it waits.
 
     ``done`` and ``rebuilt`` count rows since it last entered. Until it has completed as many as it computed
-    again it is nobody's victim, so that preemption at most doubles the work.
+    again it is nobody's victim: so all rebuilds together are at most twice the work.
     """
 
     level: int
