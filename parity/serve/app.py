@@ -24,6 +24,7 @@ from parity.serve.requests import Ask, AskLimits, BadRequest, parse_json, read_a
 from parity.serve.responses import DONE, Answer, server_sent
 from parity.serve.served_model import ServedModel
 
+INLINE_BODY_BYTES = 16 << 10
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -144,9 +145,11 @@ class Endpoint:
 
     async def _generate(self, request: Request, *, is_chat: bool) -> Response:
         self.front.check_open()
-        data = parse_json(await self._body(request))
-        tokenize = self.prompts.chat if is_chat else self.prompts.completion
-        ask = read_ask(data, self.limits, is_chat=is_chat, tokenize=tokenize)
+        body = await self._body(request)
+        if len(body) > INLINE_BODY_BYTES:  # tokenising a long prompt must not hold up everybody's streams
+            ask = await asyncio.to_thread(self._read, body, is_chat)
+        else:
+            ask = self._read(body, is_chat)
         answer = Answer(
             ask, self.front, answer_id=uuid4().hex, created=int(time.time()), model=self.settings.model_name
         )
@@ -157,6 +160,11 @@ class Endpoint:
             return EventStream(_events(first, pieces, answer, ask), pieces)
         await _unless_gone(_collect(pieces, answer), request.receive, pieces)
         return JSONResponse(answer.whole())
+
+    def _read(self, body: bytes, is_chat: bool) -> Ask:
+        """The checked request; touches the vocabulary, never the engine. Raises ``BadRequest``."""
+        tokenize = self.prompts.chat if is_chat else self.prompts.completion
+        return read_ask(parse_json(body), self.limits, is_chat=is_chat, tokenize=tokenize)
 
     async def _body(self, request: Request) -> bytes:
         """The whole body. Raises ``BadRequest`` 413 beyond the size limit and 408 beyond the time limit."""

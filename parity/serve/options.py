@@ -20,7 +20,7 @@ _OPTIONS = (
     click.option(
         "--n-ctx",
         "pool_cells",
-        default=8192,
+        default=8000,
         show_default=True,
         type=click.IntRange(2),
         help="KV cells of the pool, shared by all sessions (streams: of each session).",

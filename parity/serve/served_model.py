@@ -33,7 +33,7 @@ class EngineSettings:
 
     model: str
     layout: Layout = Layout.UNIFIED
-    pool_cells: int = 8192
+    pool_cells: int = 8000
     max_num_seqs: int = 32
     max_num_batched_tokens: int = 2048
     max_chunk_tokens: int = 2048

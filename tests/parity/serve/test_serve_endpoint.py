@@ -142,3 +142,14 @@ def test_body_beyond_the_limit_is_a_413(start):
     url = start(app=AppSettings(model_name="llama", max_body_bytes=1000))
     answer = httpx.post(f"{url}/v1/completions", content=b"{" + b" " * 1000)
     assert answer.status_code == 413 and "1000 bytes" in answer.json()["error"]["message"]
+
+
+def test_long_prompt_is_read_like_a_short_one(client: openai.OpenAI, served: ServedModel):
+    prompt = "the river " * 300 + " " * 20_000  # read on another thread; too long for the pool
+    with pytest.raises(openai.BadRequestError, match="the prompt has 230"):
+        client.completions.create(**{**GREEDY, "prompt": prompt})
+    spaces = {"metadata": {"padding": " " * 20_000}}
+    assert (
+        client.completions.create(**GREEDY, extra_body=spaces).choices
+        == client.completions.create(**GREEDY).choices
+    )
