@@ -104,8 +104,8 @@ def command(
             costs += [HandoffCost(**item) for item in measured]
     Console(width=130).print(cost_table(costs))
     click.echo(
-        f"{PROMPT_TOKENS} prompt and {OUTPUT_TOKENS} generated tokens a session; engine time only, medians of "
-        f"{rounds} rounds; ratio: unsplit time divided by this one's"
+        f"{PROMPT_TOKENS} prompt and {OUTPUT_TOKENS} generated tokens a session; engine time only, medians "
+        f"of {rounds} rounds; ratio: unsplit time divided by this one's"
     )
     if json_path is not None:
         save_text(json_path, json.dumps([asdict(cost) for cost in costs], indent=1) + "\n")

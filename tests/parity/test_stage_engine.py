@@ -11,7 +11,7 @@ import pytest
 
 import parity.engines.stages_stage as stages_stage
 from parity.contained import run_case
-from parity.engines.stages_build import hand_settings, legal_split, stage_file, stage_limits
+from parity.engines.stages_build import hand_settings, legal_split, stage_limits
 from parity.engines.stages_hand import hand_driver
 from parity.engines.stages_stage import HiddenRows, Stage, equal_length_parts
 from parity.engines.stages_tap import ggml_layout
@@ -20,17 +20,15 @@ from parity.explain import explain_outcome
 from parity.families import load_family
 from parity.handoff_checks import check_handoff
 from parity.models import resolve_model
-from parity.models.slice import LayerRange
 from parity.numerics import ROW
 from parity.plugin import family_params
 from parity.records import Verdict
 from parity.runner import Runner, known_model, pool_limits
-from parity.splits import load_splits
 from parity.state_checks import tokens_for
 from parity.suite_splits import crowd_case, pinned_splits
 from parity.worker import shared_worker
 from scheduler.engine import PAD_ROW, Call, EngineFailure
-from scheduler.limits import Layout, Sharing
+from scheduler.limits import Sharing
 
 
 def crowd(family: str, place: int = 0):
@@ -247,58 +245,3 @@ def test_limits_of_a_stage_follow_its_layers(family: str) -> None:
         assert limits.sharing is (Sharing.WHOLE_STATE if known.is_hybrid else Sharing.POSITIONAL)
     for stage in hand_settings(resolve_model(family), known, case.split):
         assert stage.shadow == known.needs_shadow
-
-
-# -- layouts, operations
-
-
-@pytest.mark.parametrize("family", family_params())
-def test_streams_are_exact_across_stages(family: str) -> None:
-    case = replace(crowd(family, -1), layout=Layout.STREAMS, stage_cells=(), pool_cells=200)
-
-    outcome = run_case(case, profile=ROW)
-
-    assert outcome.verdict is Verdict.PASS, explain_outcome(outcome)
-    assert outcome.bit_identical == outcome.sessions >= 15
-
-
-@pytest.mark.parametrize("family", family_params())
-def test_memory_operations_reach_every_stage_or_none(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sharing, retiring and dropping happen equally often in every stage; after a failed step all are
-    cleared.
-    """
-    case = crowd(family, -1)
-    runner, known, file = Runner(), load_family(family), known_model(case.model)
-    engine = runner.engine(case, file, known, ROW)
-    counts: list[dict[str, int]] = [{} for _ in engine.stages]
-    for stage, seen in zip(engine.stages, counts, strict=True):
-
-        def apply(ops, original=stage.pool.apply, seen=seen) -> None:
-            for op in ops:
-                seen[op.kind.value] = seen.get(op.kind.value, 0) + 1
-            original(ops)
-
-        monkeypatch.setattr(stage.pool, "apply", apply)
-    run = runner.attempt(case, engine, known, ROW, file).run
-    engine.close()
-
-    assert not run.problems
-    kinds = ("copy", "drop_state", "clear") if known.is_hybrid else ("copy", "clear")
-    for kind in kinds:
-        assert counts[0].get(kind, 0) > 0
-        assert len({seen.get(kind, 0) for seen in counts}) == 1, (kind, counts)
-
-
-@pytest.mark.family_llama
-def test_stage_file_is_kept_and_a_changed_one_is_refused(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = resolve_model("llama")
-    monkeypatch.setenv("SAMEBYTES_CACHE", str(tmp_path))
-    layers = load_splits("llama")[0].stages[1]
-    path = stage_file(file, layers)
-    before = path.stat().st_mtime_ns
-
-    assert stage_file(file, LayerRange(start=layers.start, stop=layers.stop)) == path
-    assert path.stat().st_mtime_ns == before
-    path.write_bytes(path.read_bytes()[:-1] + b"x")
-    with pytest.raises(UsageError, match="stage file has changed"):
-        stage_file(file, layers)
