@@ -197,3 +197,17 @@ def test_orca_runs_a_prompt_in_one_iteration_and_waits_until_it_fits_whole():
     assert [rows for _, *rows in map(tuple, [step[0] for step in intervals(played)[:1]])] == [[0, 5]]
     chunks = prefill_chunks(played.run, 1)
     assert chunks == [(0, 6)]
+
+
+def test_orca_stops_at_the_first_that_its_slots_do_not_hold():
+    """s1 would exceed the reserved slots; s2 would not, but comes after it."""
+    played = play(
+        session(4, 5),
+        session(4, 5, first_token=2000),
+        session(1, 2, first_token=3000),
+        policy="orca",
+        options={"slots": 11},
+    )
+    steps = [sorted(step) for step in rows_per_step(played)]
+    assert steps[:5] == [["s0"]] * 5
+    assert steps[5] == ["s1", "s2"]

@@ -200,3 +200,20 @@ def test_rebuilds_after_preemptions_are_at_most_twice_the_work():
     work = sum(record.prefill_tokens + record.decode_tokens for record in played.run.records)
     assert sum(record.preempted for record in played.run.records) >= 3
     assert 0 < rebuilt <= 2 * work
+
+
+def test_quotas_count_within_one_plan():
+    sessions = [session(16, 1, first_token=500)]
+    sessions += [session(16, 1, at=2, first_token=9000 + 100 * i, client_id="cold") for i in range(2)]
+    sessions += [session(16, 1, at=2, first_token=500, client_id="hot") for _ in range(4)]
+    case = workload(
+        *sessions,
+        policy="preble_quota",
+        options={"quotas": (2, 1)},
+        prefix_cache=True,
+        max_num_batched_tokens=256,
+        pool_cells=600,
+        prefix_block_tokens=1,
+    )
+    intents = [intent.request_id for intent in replay(case).run.trace[2].flight.plan.intents]
+    assert intents == ["s3", "s4", "s5", "s6", "s1", "s2"]  # the cold pick of the first cycle is spent

@@ -210,3 +210,8 @@ def test_warm_means_at_least_64_cached_tokens():
             )
         )
         assert ("s2" in rows_per_step(played)[2]) is is_warm
+
+
+def test_a_tail_that_begins_off_a_page_stays_alone_although_there_is_room():
+    steps = rows_per_step(adder(*prompts(33, 4), chunk_tokens=12, page_tokens=PAGE))
+    assert steps[:5] == [{"s0": 12}, {"s0": 4}, {"s0": 12}, {"s0": 5}, {"s1": 4}]

@@ -17,8 +17,9 @@ from parity.ledger import (
     tails_of,
     tpot_ms,
 )
+from scheduler.policies.cost import deadline_ms
 from scheduler.policies.dist_goodput import sweep_goodput
-from scheduler.records import ServiceLevel
+from scheduler.records import Request, ServiceLevel, SessionState, SessionView
 from tests.scheduler.policies.workloads import TICK_MS, order_of_first_chunks, play, rows_per_step, session
 
 SLO = ServiceLevel(ttft_ms=30.0, tbt_ms=20.0)
@@ -194,3 +195,20 @@ def test_ledger_refuses_outcomes_that_do_not_close():
             emitted_tokens=2,
             valid_tokens=2,
         )
+
+
+def test_of_equal_slacks_the_next_token_comes_before_an_older_first_token():
+    """At 10 ms: s0 has waited since 0 and is due at 40, s1 emitted at 10 and is due at 40; one row a tick."""
+    first = session(1, 2, at=0, slo=ServiceLevel(ttft_ms=40.0), first_token=1000)
+    second = session(1, 2, at=0, slo=ServiceLevel(ttft_ms=20.0, tbt_ms=30.0), first_token=2000)
+    played = play(first, second, policy="least_slack", max_num_batched_tokens=1)
+    assert [name for step in rows_per_step(played) for name in step] == ["s1", "s1", "s0", "s0"]
+
+
+def test_a_deadline_counts_from_arrival_also_when_the_request_was_submitted_later():
+    request = Request(
+        request_id="r", prompt=(1,), max_tokens=2, arrival_ms=5.0, slo=ServiceLevel(ttft_ms=30.0, tbt_ms=20.0)
+    )
+    waiting = SessionView(request, 0, SessionState.WAITING, 0, 0, 0, 0, 0, 0, True, 25.0, None, None)
+    emitting = SessionView(request, 0, SessionState.RUNNING, 1, 1, 1, 0, 0, 3, True, 25.0, 40.0, 50.0)
+    assert (deadline_ms(waiting), deadline_ms(emitting)) == (35.0, 70.0)

@@ -162,3 +162,12 @@ def test_vtc_completed_publishes_exactly_the_completed_service():
         == {"A": 4}
     )
     assert memory.counters == {"A": 4}
+
+
+def test_charges_count_within_one_plan_before_anything_is_done():
+    """One of A's prompts is worth two of B's: after it B enters twice, all in the same step."""
+    sessions = [session(4, 1, client_id="A", first_token=1000 * (i + 1)) for i in range(3)]
+    sessions += [session(2, 1, client_id="B", first_token=9000 + 100 * i) for i in range(4)]
+    played = play(*sessions, policy="vtc", options={"input_weight": 1, "output_weight": 0})
+    intents = [intent.request_id for intent in played.run.trace[0].flight.plan.intents]
+    assert intents == ["s0", "s3", "s4", "s1", "s5", "s6", "s2"]
