@@ -20,6 +20,7 @@ from parity.records import Verdict
 from parity.serve.served_model import EngineSettings, ServedModel, open_served
 
 BASELINE = "single_lane"
+SINGLE_USER_PAIRS = 7  # at least: a claim of a few percent needs more pairs than a claim of twice as much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,13 +120,19 @@ class Cutover:
         return row
 
     def _pairs(
-        self, workload: Workload, concurrency: int, old: dict[str, Any], new: dict[str, Any]
+        self,
+        workload: Workload,
+        concurrency: int,
+        old: dict[str, Any],
+        new: dict[str, Any],
+        *,
+        fewest: int = 1,
     ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """(old, new) summaries; the order within a pair alternates. One run before them warms both up."""
         pairs = []
         warm = replace(workload, num_prompts=min(workload.num_prompts, 4))
         self._run(warm, 1, **new)
-        for number in range(self.options.pairs):
+        for number in range(max(self.options.pairs, fewest)):
             self._report(f"{workload.name} {workload.shape.value}, N={concurrency}, pair {number + 1}")
             order = (old, new) if number % 2 == 0 else (new, old)
             first, second = (self._run(workload, concurrency, **variant) for variant in order)
@@ -180,7 +187,13 @@ class Cutover:
             count = max(
                 options.curve_prompts // 4 if concurrency == 1 else options.curve_prompts, concurrency
             )
-            pairs = self._pairs(replace(workload, num_prompts=count), concurrency, {"policy": BASELINE}, {})
+            pairs = self._pairs(
+                replace(workload, num_prompts=count),
+                concurrency,
+                {"policy": BASELINE},
+                {},
+                fewest=SINGLE_USER_PAIRS if concurrency == 1 else 1,
+            )
             margin = margins.single_user if concurrency == 1 else margins.curve
             rows.append(
                 at_least(
