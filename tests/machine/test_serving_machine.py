@@ -16,9 +16,12 @@ from parity.engines.exact import ExactEngine, ExactModel, expected_tokens
 from parity.engines.exact_memory import ExactPool
 from parity.errors import UsageError
 from parity.plugins import ENGINE_OFFERS, check_offers, load_factory
-from scheduler.engine import MemoryOp, OpKind
-from scheduler.limits import PoolLimits
+from scheduler.engine import Engine, MemoryOp, OpKind
+from scheduler.limits import PoolLimits, StepLimits
+from scheduler.loop import Scheduler
+from scheduler.policies import make_policy
 from scheduler.records import Request
+from tests.scheduler.serving import OPTIMISTIC
 
 VOCABULARY = 1 << 30
 
@@ -57,8 +60,13 @@ def few(examples: int, *, shrink: bool = True) -> settings:
     )
 
 
-def test_reference_scheduler_keeps_the_laws_on_the_exact_engine() -> None:
-    run_state_machine_as_test(make_machine(make_exact, solo=exact_solo), settings=few(100))
+@pytest.mark.parametrize("options", [{}, OPTIMISTIC], ids=["reserving", "optimistic"])
+def test_reference_scheduler_keeps_the_laws_on_the_exact_engine(options: dict) -> None:
+    def make_scheduler(engine: Engine, steps: StepLimits) -> Scheduler:
+        return Scheduler(engine, make_policy("fcfs", **options), steps)
+
+    machine = make_machine(make_exact, scheduler_factory=make_scheduler, solo=exact_solo)
+    run_state_machine_as_test(machine, settings=few(80))
 
 
 def test_a_users_engine_is_held_to_the_same_laws() -> None:
