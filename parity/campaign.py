@@ -14,10 +14,11 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from parity.contained import run_case
-from parity.exact_runner import run_exact_case
 from parity.records import Case, FaultKind, Outcome, Verdict
+from parity.rerun import Rerun
 from parity.scenario_list import SCENARIOS
 from parity.signature import fault_signature
+from parity.steady import steady_backend
 from parity.strategies import cases, landmark
 from scheduler.limits import Layout
 
@@ -90,6 +91,7 @@ def draw_batch(order: dict[str, Any]) -> list[Case]:
         max_examples=BATCH_CASES,
         deadline=None,
         database=None,
+        backend=steady_backend(),
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
@@ -139,9 +141,9 @@ def run_batch(order: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(case: Case, order: dict[str, Any]) -> Outcome:
-    if order["exact"]:
-        return run_exact_case(case)
-    return run_case(case, mutant=order["mutant"])
+    if not order["exact"]:
+        return run_case(case, mutant=order["mutant"])
+    return Rerun(exact=True, mutant=order["mutant"])(case)
 
 
 def features_of(case: Case) -> list[str]:

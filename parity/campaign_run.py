@@ -147,7 +147,7 @@ def run_campaign(
     index, count = shard
     started, tally, number = monotonic(), Tally(), index - 1
     submitted = 0
-    pending: set[Future] = set()
+    pending: dict[Future, int] = {}
 
     def more() -> bool:
         if max_batches is not None and submitted >= max_batches:
@@ -156,13 +156,14 @@ def run_campaign(
 
     while True:
         while len(pending) < 2 * jobs and more():
-            pending.add(executor.submit(run_batch, plan.batch(number)))
+            pending[executor.submit(run_batch, plan.batch(number))] = number
             number += count
             submitted += 1
         if not pending:
             break
-        done, pending = wait(pending, return_when=FIRST_COMPLETED)
-        for future in done:
+        done, _ = wait(pending, return_when=FIRST_COMPLETED)
+        for future in sorted(done, key=pending.__getitem__):
+            del pending[future]
             tally.add(future.result())
         tally.seconds = monotonic() - started
         on_batch(tally)
@@ -186,8 +187,7 @@ def keep_failures(tally: Tally, plan: Plan, folder: Path) -> None:
 
 
 def open_database(folder: Path) -> ExampleDatabase:
-    """The database of failing cases, which campaigns may share and keep; a Hypothesis database of case texts.
-    """
+    """The database of failing cases, which campaigns may share and keep; a Hypothesis database of case texts."""
     return DirectoryBasedExampleDatabase(folder)
 
 

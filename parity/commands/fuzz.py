@@ -65,7 +65,7 @@ REGRESSIONS = Path("tests") / "regressions"
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed explores the same cases.")
 @click.option("--collect", is_flag=True, help="Go on after a failure, and keep one case of each kind.")
 @click.option("--exact", is_flag=True, help="On the exact engine instead of llama.cpp.")
-@click.option("--mutant", metavar="NAME", help="Plant a known fault, to see it found (llama.cpp only).")
+@click.option("--mutant", metavar="NAME", help="Plant a known fault, to see it found.")
 @click.option(
     "--executor",
     default="local",

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from parity.records import Case
 from parity.store import REPOSITORY
 
 PLAN = Plan(families=("llama", "gemma2", "falcon_h1"), policies=("fcfs", "aging"), seed=7, exact=True)
-BATCHES = 8
+BATCHES = 6
 
 
 class InOrder(Executor):
@@ -39,6 +40,11 @@ def explore(plan: Plan = PLAN, *, executor: Executor | None = None, **options) -
     return run_campaign(plan, executor or InOrder(), **settings)
 
 
+@cache
+def whole_campaign() -> Tally:
+    return explore()
+
+
 def test_batch_is_the_same_whatever_was_drawn_before():
     first = [draw_batch(PLAN.batch(number)) for number in range(4)]
     assert [draw_batch(PLAN.batch(number)) for number in (3, 1, 2, 0)] == [first[i] for i in (3, 1, 2, 0)]
@@ -46,8 +52,25 @@ def test_batch_is_the_same_whatever_was_drawn_before():
     assert draw_batch(other.batch(3)) != first[3]
 
 
+def test_batch_is_the_same_in_another_process():
+    program = (
+        "import sys, json; from parity.campaign import draw_batch; "
+        "print(json.dumps([[case.to_json() for case in draw_batch(order)] for order in json.load(sys.stdin)]))"
+    )
+    orders = [PLAN.batch(number) for number in range(12)]
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(orders),
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        check=True,
+    )
+    assert json.loads(done.stdout) == [[case.to_json() for case in draw_batch(order)] for order in orders]
+
+
 def test_shards_together_are_the_whole_campaign():
-    whole = explore()
+    whole = whole_campaign()
     parts = [explore(shard=(index, 2), max_batches=BATCHES // 2) for index in (1, 2)]
     assert sorted(parts[0].batches + parts[1].batches) == whole.batches == list(range(BATCHES))
     assert parts[0].cases + parts[1].cases == whole.cases > BATCHES
@@ -58,7 +81,7 @@ def test_shards_together_are_the_whole_campaign():
 def test_number_of_jobs_changes_nothing():
     with ThreadPoolExecutor(3) as pool:
         several = explore(executor=pool, jobs=3)
-    one = explore(jobs=1)
+    one = whole_campaign()
     assert (several.cases, several.marks, several.pairs) == (one.cases, one.marks, one.pairs)
     assert sorted(several.batches) == one.batches
 
@@ -95,6 +118,7 @@ def test_failure_stops_the_campaign_and_is_shrunk_stored_and_remembered(tmp_path
     options = (
         "--family",
         "llama",
+        "--exact",
         "--mutant",
         "logits_rows_swapped",
         "--jobs",
@@ -125,6 +149,7 @@ def test_same_failures_are_counted_once_when_collected(tmp_path: Path):
     result = fuzz(
         "--family",
         "gemma2",
+        "--exact",
         "--mutant",
         "logits_rows_swapped",
         "--jobs",
@@ -176,7 +201,8 @@ def start(*command: str) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def dask_cluster(tmp_path: Path):
-    """Address of a scheduler with two workers, and the workers' processes. Nothing restarts a worker that ends."""
+    """Address of a scheduler with two workers, and the workers' processes. Nothing restarts a worker that
+    ends."""
     distributed = pytest.importorskip("distributed")
     file = tmp_path / "scheduler.json"
     processes = [
@@ -222,7 +248,7 @@ def dask_cluster(tmp_path: Path):
 
 def test_campaign_on_dask_survives_a_killed_worker_without_losing_or_doubling_a_case(dask_cluster):
     address, workers = dask_cluster
-    expected = explore()
+    expected = whole_campaign()
 
     def kill_one(tally: Tally) -> None:
         if len(tally.batches) == 2:
