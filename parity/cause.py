@@ -79,7 +79,8 @@ def _diagnose_divergence(case: Case, first: Divergence, run: Rerun) -> Diagnosis
     alone = without_sessions(case, others)
     boundaries = run(alone, first.chunks)
     evidence = [
-        f"session {first.session} differs first at its token {first.step}, scheduler step {first.scheduler_step}",
+        f"session {first.session} differs first at its token {first.step}, "
+        f"scheduler step {first.scheduler_step}",
         f"logits moved by {first.distance:.3g}, reference margin {first.margin:.3g}",
         "alone with the same chunk boundaries it "
         + ("is right" if not boundaries.divergences else "is wrong too"),

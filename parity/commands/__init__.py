@@ -1,1 +1,2 @@
-"""One module per subcommand of ``parity``; each exposes a click command named ``command`` that returns an exit code."""
+"""One module per subcommand of ``parity``; each exposes a click command named ``command`` that returns an
+exit code."""
