@@ -55,7 +55,8 @@ def test_batch_is_the_same_whatever_was_drawn_before():
 def test_batch_is_the_same_in_another_process():
     program = (
         "import sys, json; from parity.campaign import draw_batch; "
-        "print(json.dumps([[case.to_json() for case in draw_batch(order)] for order in json.load(sys.stdin)]))"
+        "drawn = [[case.to_json() for case in draw_batch(order)] for order in json.load(sys.stdin)]\n"
+        "print(json.dumps(drawn))"
     )
     orders = [PLAN.batch(number) for number in range(12)]
     done = subprocess.run(
