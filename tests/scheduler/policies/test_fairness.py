@@ -203,9 +203,11 @@ def test_rebuilds_after_preemptions_are_at_most_twice_the_work():
 
 
 def test_quotas_count_within_one_plan():
+    """The resident prompt and two hot requests spend the first cycle; then four hot and two cold come at once."""
     sessions = [session(16, 1, first_token=500)]
-    sessions += [session(16, 1, at=2, first_token=9000 + 100 * i, client_id="cold") for i in range(2)]
-    sessions += [session(16, 1, at=2, first_token=500, client_id="hot") for _ in range(4)]
+    sessions += [session(16, 1, at=2, first_token=500, client_id="hot") for _ in range(2)]
+    sessions += [session(16, 1, at=4, first_token=9000 + 100 * i, client_id="cold") for i in range(2)]
+    sessions += [session(16, 1, at=4, first_token=500, client_id="hot") for _ in range(4)]
     case = workload(
         *sessions,
         policy="preble_quota",
@@ -215,5 +217,5 @@ def test_quotas_count_within_one_plan():
         pool_cells=600,
         prefix_block_tokens=1,
     )
-    intents = [intent.request_id for intent in replay(case).run.trace[2].flight.plan.intents]
-    assert intents == ["s3", "s4", "s5", "s6", "s1", "s2"]  # the cold pick of the first cycle is spent
+    intents = [intent.request_id for intent in replay(case).run.trace[4].flight.plan.intents]
+    assert intents == ["s5", "s6", "s3", "s7", "s8", "s4"]
