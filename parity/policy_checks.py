@@ -105,12 +105,11 @@ def pressure_case(policy: str) -> Case:
 
 
 def parity_cases(policy: str) -> list[Case]:
-    """Fixed cases of all families and layouts with sharing, chunks, preemptions, cancels and failed steps."""
-    made = [
-        landmark(family, layout, policy=policy)
-        for family in ("llama", "deepseek2", "gemma2", "falcon_h1", "qwen3next")
-        for layout in (Layout.UNIFIED, Layout.STREAMS)
-    ]
+    """Fixed cases of every kind of memory and layout with sharing, chunks, preemptions, cancels and failed steps."""
+    unified, streams = Layout.UNIFIED, Layout.STREAMS
+    shapes = [(family, unified) for family in ("llama", "gemma2", "falcon_h1", "qwen3next")]
+    shapes += [("llama", streams), ("qwen3next", streams)]
+    made = [landmark(family, layout, policy=policy) for family, layout in shapes]
     failing = (Fault(kind=FaultKind.DECODE_ERROR, step=5), Fault(kind=FaultKind.NO_SLOT, step=11))
     made += [
         busy_case(policy),

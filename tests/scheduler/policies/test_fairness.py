@@ -203,7 +203,7 @@ def test_rebuilds_after_preemptions_are_at_most_twice_the_work():
 
 
 def test_quotas_count_within_one_plan():
-    """The resident prompt and two hot requests spend the first cycle; then four hot and two cold come at once."""
+    """The resident prompt and two hot ones spend the first cycle; then four hot and two cold come at once."""
     sessions = [session(16, 1, first_token=500)]
     sessions += [session(16, 1, at=2, first_token=500, client_id="hot") for _ in range(2)]
     sessions += [session(16, 1, at=4, first_token=9000 + 100 * i, client_id="cold") for i in range(2)]
