@@ -105,7 +105,7 @@ def pressure_case(policy: str) -> Case:
 
 
 def parity_cases(policy: str) -> list[Case]:
-    """Fixed cases of every kind of memory and layout with sharing, chunks, preemptions, cancels and failed steps."""
+    """Fixed cases of every kind of memory and layout: shares, chunks, preemptions, cancels, failed steps."""
     unified, streams = Layout.UNIFIED, Layout.STREAMS
     shapes = [(family, unified) for family in ("llama", "gemma2", "falcon_h1", "qwen3next")]
     shapes += [("llama", streams), ("qwen3next", streams)]
