@@ -11,9 +11,10 @@ from time import perf_counter
 import psutil
 
 from parity.bench.records import BenchRun, RequestRecord
+from parity.bench.replay import CallRecorder
 from parity.bench.workload import Job
 from parity.serve.served_model import ServedModel
-from scheduler.engine import Batch, EngineFailure
+from scheduler.engine import EngineFailure
 from scheduler.loop import Flight
 from scheduler.records import FinishReason, IterationResult, Request
 from scheduler.telemetry import Totals
@@ -43,14 +44,16 @@ class InProcessDriver:
         *,
         policy: str | None = None,
         prefix_cache: bool | None = None,
-        record_batch: Callable[[Batch], None] | None = None,
+        recorder: CallRecorder | None = None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self._clock = clock
-        self.served, self._record_batch = served, record_batch
+        self.served = served
         self._scheduler = served.make_scheduler(
             observer=self._observe, policy=policy, prefix_cache=prefix_cache
         )
+        if recorder is not None:
+            self._scheduler.engine = recorder
         self._live: dict[str, _Live] = {}
         self._records: list[RequestRecord] = []
         self._totals = Totals()
@@ -156,8 +159,6 @@ class InProcessDriver:
                 live = self._live[item.request_id]
                 live.times_s.append(now_s)
                 live.tokens.append(item.token)
-        if self._record_batch is not None:
-            self._record_batch(flight.batch)
 
     def _finish(self, completion) -> Job | None:
         live = self._live.pop(completion.request_id)

@@ -101,8 +101,8 @@ def raw_row(
 ) -> PeerRow:
     """Ours against the same calls with no scheduler and no sampling: how near the physical limit is."""
     pool = served.engine.pool
-    recorder = CallRecorder(pool)
-    run = InProcessDriver(served, record_batch=recorder).run_closed(workload.jobs(), concurrency=concurrency)
+    recorder = CallRecorder(served.engine)
+    run = InProcessDriver(served, recorder=recorder).run_closed(workload.jobs(), concurrency=concurrency)
     tokens = sum(record.output_tokens for record in run.completed)
 
     def ours() -> float:
@@ -116,7 +116,7 @@ def raw_row(
         workload,
         concurrency,
         measured,
-        f"{len(recorder.calls)} calls",
+        f"{sum(len(call.tokens) > 0 for call in recorder.calls)} calls",
     )
 
 

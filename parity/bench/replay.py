@@ -8,8 +8,9 @@ from time import perf_counter
 
 import numpy as np
 
-from parity.engines.pool import PAD_TOKEN, PoolContext
+from parity.engines.pool import PAD_TOKEN, LlamaEngine, PoolContext
 from scheduler.engine import PAD_ROW, Batch, MemoryOp
+from scheduler.records import IterationPlan, IterationResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,29 +25,43 @@ class RecordedCall:
 
 
 class CallRecorder:
-    """Give it to ``InProcessDriver(record_batch=...)``; ``calls`` then holds the run's calls in order."""
+    """Stands in front of an engine and keeps what passes: ``calls`` holds a run's calls in order. Operations
+    that the scheduler applies between steps are kept as a call without rows: without them the pool would fill
+    up."""
 
-    def __init__(self, pool: PoolContext) -> None:
-        self._ids_per_row = pool.ids_per_row
+    def __init__(self, engine: LlamaEngine) -> None:
+        self._engine = engine
+        self.limits = engine.limits
         self.calls: list[RecordedCall] = []
 
-    def __call__(self, batch: Batch) -> None:
+    def execute(self, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
+        """The engine's answer. Raises like it."""
+        ids_per_row = self._engine.pool.ids_per_row
         wanted = np.zeros(len(batch.tokens), np.int8)
         for sample in batch.samples:
             wanted[sample.row] = 1
         for call in batch.stages[0]:
             rows = np.asarray(call.rows)
             padding = rows == PAD_ROW
-            first = np.asarray(call.seq_ids, np.int32)[:, None] * self._ids_per_row
+            first = np.asarray(call.seq_ids, np.int32)[:, None] * ids_per_row
             self.calls.append(
                 RecordedCall(
                     call.ops,
                     np.where(padding, PAD_TOKEN, np.asarray(batch.tokens)[rows]).astype(np.int32),
                     np.where(padding, 0, np.asarray(batch.positions)[rows]).astype(np.int32),
-                    first + np.arange(self._ids_per_row, dtype=np.int32),
+                    first + np.arange(ids_per_row, dtype=np.int32),
                     np.where(padding, 0, wanted[rows]).astype(np.int8),
                 )
             )
+        return self._engine.execute(plan, batch, now_ms)
+
+    def apply(self, stages: Sequence[Sequence[MemoryOp]]) -> None:
+        """Operations outside a step."""
+        nothing = np.zeros(0, np.int32)
+        self.calls.append(
+            RecordedCall(tuple(stages[0]), nothing, nothing, nothing[:, None], nothing.astype(np.int8))
+        )
+        self._engine.apply(stages)
 
 
 def replay_s(
@@ -59,6 +74,8 @@ def replay_s(
     for call in calls:
         pool.apply(call.ops)
         count = len(call.tokens)
+        if not count:
+            continue
         context.tokens[:count] = call.tokens
         context.positions[:count] = call.positions
         context.seq_ids[:count] = call.seq_ids

@@ -92,11 +92,32 @@ def test_shared_prefixes_and_conversations_hit_and_unique_prompts_do_not(served:
 
 def test_replay_makes_the_same_calls_and_leaves_the_pool_empty(served: ServedModel):
     pool = served.engine.pool
-    recorder = CallRecorder(pool)
-    run = InProcessDriver(served, record_batch=recorder).run_closed(workload().jobs(), concurrency=4)
+    recorder = CallRecorder(served.engine)
+    run = InProcessDriver(served, recorder=recorder).run_closed(workload().jobs(), concurrency=4)
     asked = sum(int(call.wanted.sum()) for call in recorder.calls)
     assert asked == sum(record.output_tokens for record in run.completed)
     assert replay_s(pool, recorder.calls) > 0
+    assert pool.leftover_sequences() == []
+
+
+def test_replay_applies_every_memory_operation_of_the_run(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+):
+    pool, applied = served.engine.pool, []
+    apply = pool.apply
+    monkeypatch.setattr(pool, "apply", lambda ops: (applied.extend(ops), apply(ops)))
+    recorder = CallRecorder(served.engine)
+    # All four end in one step, so that operations are applied between steps, too.
+    InProcessDriver(served, recorder=recorder).run_closed(workload(8).jobs(), concurrency=4)
+    of_the_run = list(applied)
+    applied.clear()
+    replay_s(pool, recorder.calls)
+    assert applied == of_the_run
+    assert any(call.ops and not len(call.tokens) for call in recorder.calls)
+
+
+def test_row_against_raw_calls_is_the_ratio_of_its_sides(served: ServedModel):
+    pool = served.engine.pool
     assert pool.leftover_sequences() == []
     row = raw_row(served, workload(), 4, 1)
     assert row.ratio == pytest.approx(row.ours_tokens_per_s / row.peer_tokens_per_s)
