@@ -6,6 +6,7 @@ of N takes the batches with b % N == I - 1.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -45,7 +46,7 @@ _KIND_OF_FEATURE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a campaign explores. Layouts and policies take turns from batch to batch, families too."""
+    """What a campaign explores. Families take turns; layout, policy and template are drawn."""
 
     families: tuple[str, ...]
     policies: tuple[str, ...]
@@ -56,19 +57,17 @@ class Plan:
 
     def batch(self, number: int) -> dict[str, Any]:
         """The order for batch ``number``: JSON-able, so that it can be sent anywhere."""
-        family = self.families[number % len(self.families)]
-        turn = number // len(self.families)
-        layout = self.layouts[turn % len(self.layouts)]
-        turn //= len(self.layouts)
-        templates = [s for s in SCENARIOS if layout in s.layouts and (s.on_exact or not self.exact)]
+        rng = random.Random(f"{self.seed}/{number}")
+        layout = rng.choice(self.layouts)
+        templates = [s.name for s in SCENARIOS if layout in s.layouts and (s.on_exact or not self.exact)]
         # Every other batch is general: templates are narrow on purpose.
-        template = templates[turn // 2 % len(templates)].name if turn % 2 else ""
+        template = rng.choice(templates) if rng.random() < 0.5 else ""
         return {
             "number": number,
             "seed": self.seed,
-            "family": family,
+            "family": self.families[number % len(self.families)],
             "layout": layout.value,
-            "policy": self.policies[turn % len(self.policies)],
+            "policy": rng.choice(self.policies),
             "template": template,
             "exact": self.exact,
             "mutant": self.mutant,

@@ -20,6 +20,7 @@ from parity.commands.fuzz import command, parse_shard
 from parity.errors import ExitCode, UsageError
 from parity.mutants import cases
 from parity.records import Case
+from parity.scenario_list import SCENARIOS
 from parity.store import REPOSITORY
 
 PLAN = Plan(families=("llama", "gemma2", "falcon_h1"), policies=("fcfs", "aging"), seed=7, exact=True)
@@ -88,10 +89,10 @@ def test_number_of_jobs_changes_nothing():
 
 
 def test_batches_cover_families_layouts_and_policies():
-    orders = [PLAN.batch(number) for number in range(24)]
+    orders = [PLAN.batch(number) for number in range(200)]
     seen = {(order["family"], order["layout"], order["policy"]) for order in orders}
     assert len(seen) == len(PLAN.families) * len(DEFAULT_LAYOUTS) * len(PLAN.policies)
-    assert {bool(order["template"]) for order in orders} == {False, True}
+    assert {order["template"] for order in orders} >= {"", *(s.name for s in SCENARIOS if s.on_exact)}
 
 
 def test_batch_that_comes_twice_is_refused():
