@@ -119,7 +119,7 @@ class Oracle:
         solo = self._answer(question)[0]
         answer = {"key": key, "tokens": solo.tokens, "digests": solo.digests, "margins": solo.margins}
         try:
-            save_text(path, json.dumps(answer))
+            save_text(path, json.dumps(answer), durable=False)
         except OSError:
             pass  # a full disk costs the memory of the answer, not the answer
         return solo

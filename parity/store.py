@@ -33,15 +33,19 @@ def cache_dir(*parts: str) -> Path:
     return path
 
 
-def save_bytes(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` atomically: readers see the old file or the new one, never a part."""
+def save_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write ``data`` to ``path`` atomically: readers see the old file or the new one, never a part.
+
+    ``durable`` waits for the disk; what can be made again and is checked when read need not.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
     except BaseException:
@@ -49,9 +53,9 @@ def save_bytes(path: Path, data: bytes) -> None:
         raise
 
 
-def save_text(path: Path, text: str) -> None:
+def save_text(path: Path, text: str, *, durable: bool = True) -> None:
     """``save_bytes`` of UTF-8 text."""
-    save_bytes(path, text.encode())
+    save_bytes(path, text.encode(), durable=durable)
 
 
 def file_sha256(path: Path) -> str:
