@@ -27,7 +27,7 @@ from parity.records import Fault, FaultKind, Verdict
 from parity.runner import Runner, known_model, pool_limits
 from parity.suite_splits import crowd_case, pinned_splits
 from scheduler.engine import Batch, Call, EngineFailure, MemoryOp, OpKind
-from scheduler.records import FinishReason
+from scheduler.records import FinishReason, IterationResult
 
 HANG_S = 3.0  # a step takes milliseconds, so that only a stopped stage is late, however busy the machine is
 
@@ -121,23 +121,19 @@ def test_hanging_stage_is_named_and_ended(three_stages: ProcessChain, stage: int
     limits = stage_limits(runner.chains.legal(file, case.split), pool_limits(case, family, ROW))
     three_stages.configure(*limits)
     pids = list(three_stages.pids)
-    seen = 0
+    steps = 0
+    execute = three_stages.execute
 
-    def stop_a_stage(*_: object) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == 3:
+    def stop_before_the_third_step(*arguments) -> IterationResult:
+        nonlocal steps
+        steps += 1
+        if steps == 3:  # between steps: one that had begun would wait for its own, longer bound
             os.kill(pids[stage], signal.SIGSTOP)
             three_stages.timeout_s = HANG_S
+        return execute(*arguments)
 
     runner.engine = lambda *_: three_stages
-    sample = three_stages._sample
-
-    def sample_and_stop(*arguments) -> None:
-        sample(*arguments)
-        stop_a_stage()
-
-    three_stages._sample = sample_and_stop
+    three_stages.execute = stop_before_the_third_step
     outcome = runner.run(case, ROW)
 
     assert outcome.crashed and outcome.verdict is Verdict.FAIL
