@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from parity.checkers.conservation import check_conservation
 from scheduler.engine import Batch, Engine, EngineFailure, MemoryOp
 from scheduler.limits import Layout, PoolLimits, Sharing, StepLimits
 from scheduler.loop import Scheduler
@@ -220,7 +221,7 @@ class _ServingMachine(RuleBasedStateMachine):
     def memory_is_conserved(self) -> None:
         memory = getattr(getattr(self, "scheduler", None), "memory", None)
         if memory is not None and self.flight is None:
-            memory.check_conservation()
+            check_conservation(memory)
 
     @invariant()
     def nothing_fails_unasked(self) -> None:

@@ -3,16 +3,16 @@ Engine-agnostic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from parity.checkers.conservation import check_conservation
 from parity.records import Case, Fault, FaultKind
 from scheduler.engine import EngineFailure
 from scheduler.loop import Flight, NoProgress, Scheduler
 from scheduler.records import Completion, IllegalTransition, IterationResult, Refusal
 from scheduler.telemetry import StepRecord
 
-MAX_FAILED_STEPS = 100  # an engine that fails, is rebuilt and fails again would go on for ever
 MAX_STEPS_PER_TOKEN = 200  # a case that needs more steps than this per token of work is stuck
 
 
@@ -88,10 +88,6 @@ class Driver:
                 self._one_step()
                 self._collect()
                 self._step += 1
-                if len(self.run.failures) > MAX_FAILED_STEPS:
-                    self.run.problems.append(f"engine: gave up after {len(self.run.failures)} failed steps; "
-                                             f"the last one: {self.run.failures[-1]}")
-                    break
                 if self._step > bound:
                     self.run.problems.append(f"liveness: not idle after {bound} steps")
                     break
@@ -119,6 +115,10 @@ class Driver:
         for fault in faults:
             if not fault.in_flight:
                 self._fire(fault)
+        self._execute(faults)
+        check_conservation(self.scheduler.memory)
+
+    def _execute(self, faults: Sequence[Fault]) -> None:
         now_ms = self.now_ms
         flight = self.scheduler.begin(now_ms)
         try:

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import process_time
 
+from parity.checkers.conservation import check_conservation
 from parity.engines.exact import ExactEngine, ExactModel, expected_tokens
+from parity.telemetry import Totals
 from scheduler.engine import Batch, MemoryOp, completed_result
 from scheduler.limits import PoolLimits, Sharing, StepLimits
 from scheduler.loop import Scheduler
@@ -27,7 +29,6 @@ from scheduler.records import (
     SessionState,
     SessionView,
 )
-from scheduler.telemetry import Totals
 
 VOCABULARY = 32_000
 
@@ -109,7 +110,7 @@ def run_churn(
     totals, used = Totals(), []
     while not scheduler.is_idle:
         record = scheduler.step(0.0)
-        totals.add(record)
+        totals.add(record.as_dict())
         if record.waiting:
             used.append(record.cells_used / num_cells)
     useful = totals.values["prefill_tokens"] + totals.values["decode_tokens"]
@@ -166,18 +167,15 @@ def run_endurance(
         while len(scheduler.table.views) < 2 * live and submitted < requests:
             root = tuple(range(8 * (submitted % 5), 8 * (submitted % 5) + 8)) if submitted % 3 == 0 else ()
             prompt = root + tuple(source.randrange(VOCABULARY) for _ in range(source.randint(1, 4)))
-            request = Request(
-                request_id=f"r{submitted}",
-                prompt=prompt,
-                max_tokens=source.randint(1, 3),
-                client_id=f"c{submitted % 50}",
-            )
+            request = Request(request_id=f"r{submitted}", prompt=prompt, max_tokens=source.randint(1, 3),
+                              client_id=f"c{submitted % 50}")
             scheduler.submit(request, float(steps))
             offered[request.request_id] = request
             submitted += 1
         if steps % 7 == 0 and offered:
             cancelled += scheduler.cancel(next(reversed(offered)), float(steps))
         scheduler.step(float(steps))
+        check_conservation(scheduler.memory)
         steps += 1
         for completion in scheduler.take_completions():
             request = offered.pop(completion.request_id)
@@ -258,6 +256,7 @@ def run_small_cases(cases: int, *, seed: int = 0) -> float:
             scheduler.submit(requests[f"s{index}"], 0.0)
         while not scheduler.is_idle:
             scheduler.step(0.0)
+            check_conservation(scheduler.memory)
         for completion in scheduler.take_completions():
             request = requests[completion.request_id]
             if completion.tokens != expected_tokens(model, request.prompt, 4, request_id=request.request_id):

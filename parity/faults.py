@@ -19,7 +19,7 @@ REQUIRED: Mapping[FaultKind, str] = MappingProxyType(
         FaultKind.CANCEL: "the session ends with the tokens it had; the others give their solo answers",
         FaultKind.PREEMPT: "the session is rebuilt and gives its solo answer",
         FaultKind.NO_SLOT: "the step is given up and all are rebuilt; all give their solo answers",
-        FaultKind.DECODE_ERROR: "as no_slot, whichever native call fails; three in a row are a typed error",
+        FaultKind.DECODE_ERROR: "as no_slot, whichever call fails; three without a new row are a typed error",
         FaultKind.SLOW_STEP: "nothing but time is lost; all give their solo answers",
         FaultKind.CLOCK_JUMP: "order and answers stay, whichever way the clock jumps",
         FaultKind.WORKER_KILLED: "the step fails, a new process is started, every session is rebuilt in it",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ POOL = {"cells_used": "used", "cells_available": "available", "cells_shared": "s
 
 def read_steps(path: Path) -> list[Step]:
     """The records of a file in order. Raises ``UsageError`` naming the line that is none."""
-    known = StepRecord().to_json()
-    names = json.loads(known).keys()
+    names = StepRecord().as_dict()
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -46,11 +46,21 @@ def read_steps(path: Path) -> list[Step]:
     return steps
 
 
-def totals_of(steps: list[Step]) -> dict[str, float]:
-    """Sums of the counters and maxima of the gauges, as ``scheduler.telemetry.Totals`` gives them."""
-    names = json.loads(StepRecord().to_json()).keys()
-    merged = {name: (max if name in GAUGES else sum)(step[name] for step in steps) for name in names}
-    return {"steps": len(steps), **merged}
+class Totals:
+    """Sums of the counters and maxima of the gauges over all steps."""
+
+    def __init__(self, steps: Iterable[Step] = ()) -> None:
+        self.steps, self.values = 0, StepRecord().as_dict()
+        for step in steps:
+            self.add(step)
+
+    def add(self, step: Step) -> None:
+        self.steps += 1
+        for name, old in self.values.items():
+            self.values[name] = max(old, step[name]) if name in GAUGES else old + step[name]
+
+    def as_dict(self) -> dict[str, float]:
+        return {"steps": self.steps, **self.values}
 
 
 def plot_steps(steps: list[Step], *, kind: str) -> bytes:

@@ -18,8 +18,6 @@ from scheduler.limits import Layout, PoolLimits
 
 PAD_SEQUENCE = 0
 
-Chunk = tuple[int, int, int]  # sequence id, first batch row, number of rows
-
 
 @dataclass(slots=True)
 class Owner:
@@ -43,8 +41,6 @@ def split_rows(count: int, width: int) -> list[int]:
 def lowest_cells(mask: int, *, above: int, count: int) -> list[int] | None:
     """The ``count`` lowest cells of ``mask`` with index > ``above``, increasing; None if there are fewer."""
     shifted = mask >> (above + 1)
-    if count == 1 and shifted:
-        return [(shifted & -shifted).bit_length() + above]
     if shifted.bit_count() < count:
         return None
     cells = []
@@ -81,7 +77,7 @@ class CellPool:
         self.retired_left: dict[int, int] = {}  # retired id -> cells that it still keeps
         self._primed = not self.limits.pads
         self._undo: list[tuple[Owner, int, int]] = []
-        self._groups: list[list[Chunk]] = []
+        self._groups: list[list[tuple[int, int, int]]] = []
 
     # -- facts
 
@@ -114,19 +110,6 @@ class CellPool:
                 others |= owner.mask
         return others
 
-    def check_conservation(self) -> None:
-        """Every cell is live or available and none is both; ids likewise. Raises AssertionError."""
-        live = 0
-        for owner in self.owners.values():
-            live |= owner.mask
-        if live & self.available or live | self.available != self.everything:
-            raise AssertionError(f"cells lost or doubled: {bin(self.everything ^ live ^ self.available)}")
-        ids = len(self.owners) + len(self.retired_left) + len(self.free_ids) + self.first_cell
-        if ids != self.limits.num_sequences or len(self.retired) != sum(self.retired_left.values()):
-            raise AssertionError(
-                f"{ids} ids for {self.limits.num_sequences}, {len(self.retired)} retired cells"
-            )
-
     # -- sequences
 
     def open(self) -> int:
@@ -145,19 +128,17 @@ class CellPool:
             self.pending.append(MemoryOp(OpKind.COPY, seq_id, source=source))
             self._allocate(seq_id, count)
             self._undo.clear()
-            return seq_id
-        self.pending.append(MemoryOp(OpKind.COPY, seq_id, 0, count, source))
-        owner.cells = self.owners[source].cells[:count]
-        for cell in owner.cells:
-            owner.mask |= 1 << cell
+        else:
+            self.pending.append(MemoryOp(OpKind.COPY, seq_id, 0, count, source))
+            owner.cells = self.owners[source].cells[:count]
+            owner.mask = sum(1 << cell for cell in owner.cells)
         return seq_id
 
     def retire(self, seq_id: int) -> None:
         """End a sequence: in ordered pools, cells that nobody else owns stay under the id and become
         available.
         """
-        shared = self.others_mask(seq_id)
-        owner = self.owners.pop(seq_id)
+        shared, owner = self.others_mask(seq_id), self.owners.pop(seq_id)
         self.available |= owner.mask & ~shared
         if not self.ordered:
             self.pending.append(MemoryOp(OpKind.REMOVE, seq_id))
@@ -165,19 +146,15 @@ class CellPool:
             return
         if self.limits.recurrent:
             self.pending.append(MemoryOp(OpKind.DROP_STATE, seq_id))
-        freed = []
-        for position, cell in enumerate(owner.cells):
-            if shared >> cell & 1:
-                freed.append((seq_id, position))
-            else:
-                self.retired[cell] = (seq_id, position)
-        self.retired_left[seq_id] = len(owner.cells) - len(freed)
+        if not owner.cells:
+            self.free_ids.append(seq_id)
+            return
+        self.retired |= {cell: (seq_id, position) for position, cell in enumerate(owner.cells)}
+        self.retired_left[seq_id] = len(owner.cells)
+        freed = [self._release(cell) for cell in owner.cells if shared >> cell & 1]
         while self.frontier - 1 in self.retired:  # an empty cell above every used one can harm nobody
             self.frontier -= 1
             freed.append(self._release(self.frontier))
-        if self.retired_left.get(seq_id) == 0:
-            del self.retired_left[seq_id]
-            self.free_ids.append(seq_id)
         self._remove(freed)
 
     def _release(self, cell: int) -> tuple[int, int]:
@@ -200,8 +177,9 @@ class CellPool:
 
     # -- rows
 
-    def place(self, chunks: list[Chunk]) -> int | None:
-        """Reserve cells for every chunk, in the order of the calls; None, or the sequence that finds none.
+    def place(self, chunks: list[tuple[int, int, int]]) -> int | None:
+        """Reserve cells for every (sequence id, first batch row, rows), in the order of the calls; None, or
+        the sequence that finds none.
 
         Recurrent contexts split a call into groups of equal length, so each call gets one group: all single
         rows together, each longer chunk alone. Undone by ``undo``, made final by ``take_calls``.
@@ -227,9 +205,7 @@ class CellPool:
         if cells is None:
             return False
         self._undo.append((owner, len(owner.cells), owner.mask))
-        mask = 0
-        for cell in cells:
-            mask |= 1 << cell
+        mask = 1 << cells[0] if count == 1 else sum(1 << cell for cell in cells)
         owner.cells += cells
         owner.mask |= mask
         self.available ^= mask
@@ -253,9 +229,8 @@ class CellPool:
         for group in self._groups:
             placed = []
             for seq_id, first_row, count in group:
-                cells = self.owners[seq_id].cells
-                base = len(cells) - count
-                placed += [(cells[base + i], first_row + i, seq_id) for i in range(count)]
+                cells = self.owners[seq_id].cells[-count:]
+                placed += [(cell, row, seq_id) for row, cell in enumerate(cells, first_row)]
             if self.ordered:
                 placed.sort()
             begin = 0
@@ -265,17 +240,15 @@ class CellPool:
         return tuple(calls)
 
     def _call(self, placed: list[tuple[int, int, int]]) -> Call:
-        if not self.ordered:
-            _, rows, seq_ids = zip(*placed, strict=True)
-            return Call(self.take_pending(), rows, seq_ids, (-1,) * len(rows))
-        retired = self.retired
-        self._remove([self._release(cell) for cell, _, _ in placed if cell in retired])
-        self.frontier = max(self.frontier, placed[-1][0] + 1)
-        if len(placed) == 1 and self.limits.pads:
-            self.pending.append(MemoryOp(OpKind.REMOVE, PAD_SEQUENCE))
-            placed = [(0, PAD_ROW, PAD_SEQUENCE), *placed]
+        if self.ordered:
+            retired = self.retired
+            self._remove([self._release(cell) for cell, _, _ in placed if cell in retired])
+            self.frontier = max(self.frontier, placed[-1][0] + 1)
+            if len(placed) == 1 and self.limits.pads:
+                self.pending.append(MemoryOp(OpKind.REMOVE, PAD_SEQUENCE))
+                placed = [(0, PAD_ROW, PAD_SEQUENCE), *placed]
         cells, rows, seq_ids = zip(*placed, strict=True)
-        return Call(self.take_pending(), rows, seq_ids, cells)
+        return Call(self.take_pending(), rows, seq_ids, cells if self.ordered else (-1,) * len(rows))
 
     def take_pending(self) -> tuple[MemoryOp, ...]:
         pending = tuple(self.pending)

@@ -94,8 +94,8 @@ def completed_result(plan: IterationPlan, batch: Batch, tokens: Sequence[int], *
     """The result of a batch that ran whole; ``tokens[i]`` answers ``batch.samples[i]``."""
     emitted = {sample.request_id: token for sample, token in zip(batch.samples, tokens, strict=True)}
     chunks, debits = [], {}
-    per_chunk = zip(plan.chunks, batch.epochs, batch.clients, batch.committed, strict=True)
-    for chunk, epoch, client, committed in per_chunk:
+    for chunk, epoch, client, committed in zip(plan.chunks, batch.epochs, batch.clients, batch.committed,
+                                               strict=True):
         name, start, stop = chunk.request_id, chunk.start, chunk.stop
         chunks.append(ChunkResult(name, chunk.generation, epoch, start, stop, emitted.get(name)))
         if start >= committed:  # a rebuild is overhead, not service

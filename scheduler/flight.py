@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scheduler.engine import Batch, Call, Sample
 from scheduler.records import BudgetLedger, IterationPlan, Phase, SessionView
@@ -25,9 +25,7 @@ class Flight:
 def compose_batch(plan: IterationPlan, views: dict[str, SessionView], outputs: dict[str, list[int]],
                   stages: tuple[tuple[Call, ...], ...]) -> Batch:
     """The rows of a plan in plan order, what is sampled from them, and the calls that compute them."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    offsets, samples = [0], []
+    tokens, positions, offsets, samples = [], [], [0], []
     for chunk, view in zip(plan.chunks, views.values(), strict=True):
         start, stop, request = chunk.start, chunk.stop, view.request
         count = len(request.prompt)
@@ -51,5 +49,4 @@ def plan_without(plan: IterationPlan, request_ids: Collection[str]) -> Iteration
     chunks = tuple(plan.chunks[i] for i in kept)
     ledger = BudgetLedger(plan.ledger.max_num_batched_tokens, plan.ledger.max_num_seqs,
                           sum(chunk.stop - chunk.start for chunk in chunks), len(chunks))
-    return IterationPlan(plan.decision_id, plan.input_version, plan.policy, chunks, ledger, plan.intents,
-                         tuple(plan.order[i] for i in kept))
+    return replace(plan, chunks=chunks, ledger=ledger, order=tuple(plan.order[i] for i in kept))

@@ -7,18 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from scheduler.records import (
-    TERMINAL,
-    IllegalTransition,
-    IntentKind,
-    IterationPlan,
-    IterationResult,
-    Phase,
-    PlannedChunk,
-    SchedulerState,
-    SessionState,
-    SessionView,
-)
+from scheduler import records
+from scheduler.records import BudgetLedger, IntentKind, Phase, SessionState, SessionView
 
 if TYPE_CHECKING:
     from scheduler.policies.base import Policy
@@ -32,15 +22,10 @@ _INTENT_STATES = {IntentKind.ADMIT: _QUEUED[:1], IntentKind.RESUME: _QUEUED[1:],
 def require(condition: bool, rule: str, subject: object) -> None:
     """Raise ``IllegalTransition`` naming the rule and what breaks it, unless ``condition`` holds."""
     if not condition:
-        raise IllegalTransition(f"{rule}: {subject}")
+        raise records.IllegalTransition(f"{rule}: {subject}")
 
 
-def phase_at(view: SessionView, start: int) -> Phase:
-    """Phase of an interval of a session that starts at ``start``."""
-    return view.phase_at(start)
-
-
-def validate_plan(state: SchedulerState, plan: IterationPlan, policy: Policy) -> None:
+def validate_plan(state: records.SchedulerState, plan: records.IterationPlan, policy: Policy) -> None:
     """Raise ``IllegalTransition`` unless ``plan`` is one that ``policy`` may make of ``state``."""
     require((plan.decision_id, plan.input_version) == (state.decision_id, state.version),
             "plan made from another state version", (plan.decision_id, plan.input_version))
@@ -60,11 +45,9 @@ def validate_plan(state: SchedulerState, plan: IterationPlan, policy: Policy) ->
         planned[chunk.request_id] = chunk.stop - chunk.start
     for name, kind in intents.items():
         require((name in planned) is (kind in _ENTRIES), "entry goes exactly with its first chunk", name)
-    ledger, tokens = plan.ledger, sum(planned.values())
-    budgets = (state.max_num_batched_tokens, state.max_num_seqs)
-    stated = (ledger.max_num_batched_tokens, ledger.max_num_seqs)
-    require(stated == budgets, "ledger states other budgets", ledger)
-    require((ledger.num_tokens, ledger.num_seqs) == (tokens, len(planned)), "ledger drift", ledger)
+    tokens = sum(planned.values())
+    ledger = BudgetLedger(state.max_num_batched_tokens, state.max_num_seqs, tokens, len(planned))
+    require(plan.ledger == ledger, "ledger drift", plan.ledger)
     require(tokens <= state.max_num_batched_tokens, "token budget exceeded", tokens)
     require(len(planned) <= state.max_num_seqs, "sequence budget exceeded", len(planned))
     keys = tuple([policy.order_key(state, state.views[name]) for name in planned])
@@ -72,13 +55,10 @@ def validate_plan(state: SchedulerState, plan: IterationPlan, policy: Policy) ->
     require(list(keys) == sorted(keys), "chunks out of the order of their keys", keys)
 
 
-def _check_chunk(state: SchedulerState, chunk: PlannedChunk, intent: IntentKind | None) -> None:
+def _check_chunk(state: records.SchedulerState, chunk: records.PlannedChunk,
+                 intent: IntentKind | None) -> None:
     view = state.views.get(chunk.request_id)
-    if view is not None and view.state is SessionState.RUNNING and view.ready and intent is None \
-            and chunk.version == view.version and chunk.generation == view.request.generation \
-            and view.computed == chunk.start < chunk.stop <= view.limit_at(chunk.start):
-        return  # the rule in one condition; what follows names the part that is broken
-    require(view is not None and view.state not in TERMINAL, "session is unknown or terminal", chunk)
+    require(view is not None, "session is unknown, or has ended", chunk)
     require((chunk.generation, chunk.version) == (view.request.generation, view.version),
             "chunk planned from a stale generation or snapshot", chunk)
     require(view.ready, "session is not ready", chunk)
@@ -93,8 +73,8 @@ def _check_chunk(state: SchedulerState, chunk: PlannedChunk, intent: IntentKind 
     require(chunk.stop <= view.limit_at(start), "interval passes the frontier of its phase", chunk)
 
 
-def validate_result(plan: IterationPlan, result: IterationResult, views: Mapping[str, SessionView],
-                    *, now_ms: float) -> None:
+def validate_result(plan: records.IterationPlan, result: records.IterationResult,
+                    views: Mapping[str, SessionView], *, now_ms: float) -> None:
     """Raise ``IllegalTransition`` unless ``result`` is a possible outcome of ``plan``, launched at
     ``now_ms`` when the planned sessions were ``views``.
     """
@@ -105,15 +85,15 @@ def validate_result(plan: IterationPlan, result: IterationResult, views: Mapping
     debits: dict[str, int] = {}
     for item in result.chunks:
         chunk = planned.pop(item.request_id, None)
-        if chunk is None or chunk.generation != item.generation:
-            require(False, "result completes unplanned work", item)
-        if not item.before == chunk.start <= item.after <= chunk.stop:
-            require(False, "progress outside the planned interval", item)
+        is_planned = chunk is not None and chunk.generation == item.generation
+        require(is_planned, "result completes unplanned work", item)
+        inside = item.before == chunk.start <= item.after <= chunk.stop
+        require(inside, "progress outside the planned interval", item)
         view, rows = views[item.request_id], item.after - item.before
         phase = view.phase_at(item.before)
         emits = phase is Phase.DECODE or (phase is Phase.PREFILL and item.after == view.num_prompt_tokens)
-        if (item.token is not None) is not (emits and rows > 0):
-            require(False, "a token is emitted exactly by a decode or by the end of a prefill", item)
+        require((item.token is not None) is (emits and rows > 0),
+                "a token is emitted exactly by a decode or by the end of a prefill", item)
         if phase is not Phase.REBUILD and rows:
             client = view.request.client_id
             debits[client] = debits.get(client, 0) + rows

@@ -18,8 +18,10 @@ class Layout(Enum):
 
 
 class Sharing(Enum):
-    """What a prefix hit can give: nothing, any number of tokens, or a whole state at exactly its position."""
-    NONE, POSITIONAL, WHOLE_STATE = "none", "positional", "whole_state"
+    """What a prefix hit can give, weakest first: nothing, a whole state at exactly its position, any number
+    of tokens.
+    """
+    NONE, WHOLE_STATE, POSITIONAL = "none", "whole_state", "positional"
 
 
 def _require(condition: bool, message: str) -> None:
@@ -78,14 +80,8 @@ class StepLimits:
     max_idle_steps: int = 64
     prefix_cache: bool = True
     prefix_block_tokens: int = 16
-    max_prefix_entries: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_chunk_tokens", "max_waiting",
                      "max_idle_steps", "prefix_block_tokens"):
             _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}: must be at least 1")
-
-    @property
-    def prefix_entry_limit(self) -> int:
-        """Resident entries: at most twice the lanes."""
-        return 2 * self.max_num_seqs if self.max_prefix_entries is None else self.max_prefix_entries

@@ -5,38 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
+from scheduler import records, resume
 from scheduler.engine import Engine, EngineFailure
 from scheduler.flight import Flight, compose_batch, plan_without
 from scheduler.legality import require, validate_plan, validate_result
 from scheduler.limits import StepLimits
 from scheduler.memory import Memory
 from scheduler.policies.base import Policy
-from scheduler.records import (
-    ChunkResult,
-    Completion,
-    FinishReason,
-    IntentKind,
-    IterationPlan,
-    IterationResult,
-    Phase,
-    Refusal,
-    Request,
-    SchedulerState,
-    SessionState,
-    SessionView,
-)
-from scheduler.resume import (
-    PreemptionIntent,
-    ReleaseReceipt,
-    issue_ticket,
-    preservation_receipt,
-    suspension_key,
-)
+from scheduler.records import FinishReason, IntentKind, Phase, Refusal, SessionState, SessionView
 from scheduler.sessions import SessionTable
 from scheduler.telemetry import StepRecord
 
 _PROGRESS = (IntentKind.ADMIT, IntentKind.RESUME, IntentKind.REJECT)
-MAX_ENGINE_FAILURES = 3  # consecutive failed steps after which the sessions in them end with a typed error
+_TALLIES = {Phase.PREFILL: ("prefill_tokens", "prefilled"), Phase.DECODE: ("decode_tokens", "decoded"),
+            Phase.REBUILD: ("recompute_tokens", "rebuilt")}
+MAX_ENGINE_FAILURES = 3  # failed steps of a session, with no new row between, that end it with a typed error
 
 
 class NoProgress(Exception):
@@ -52,17 +35,19 @@ class Scheduler:
 
     def __init__(self, engine: Engine, policy: Policy, steps: StepLimits, *, model_digest: str = "",
                  observer: Callable[..., None] | None = None) -> None:
-        self.engine, self.policy, self.steps, self.observer = engine, policy, steps, observer
+        self.engine, self.policy, self.steps = engine, policy, steps
+        self.observer = observer or (lambda flight, result: None)
         self.memory = Memory(engine.limits, steps, model_digest=model_digest)
         self.table = SessionTable()
         self.policy_memory = policy.start()
-        self._decision = self._idle_steps = self._failures = 0
+        self._decision = self._idle_steps = 0
+        self._failures: dict[str, int] = {}  # failed steps of a session since it last had a new row
         self._flight: Flight | None = None
         self._record = StepRecord()
 
     # -- the door
 
-    def submit(self, request: Request, now_ms: float) -> Refusal | None:
+    def submit(self, request: records.Request, now_ms: float) -> Refusal | None:
         """Accept a request (None) or refuse it, typed.
 
         Raises ``IllegalTransition`` for an id that is in use.
@@ -73,7 +58,7 @@ class Scheduler:
         self._record.refused += refusal is not None
         return refusal
 
-    def _refusal(self, request: Request, now_ms: float) -> Refusal | None:
+    def _refusal(self, request: records.Request, now_ms: float) -> Refusal | None:
         name, rows, most = request.request_id, request.num_rows, self.memory.max_session_rows
         if rows > most:
             why = f"needs {rows} cells, an empty pool gives one session {most}"
@@ -113,7 +98,7 @@ class Scheduler:
         """A foreign owner reports that a session's next work can or cannot run."""
         self.table.apply_ready(request_id, ready)
 
-    def take_completions(self) -> list[Completion]:
+    def take_completions(self) -> list[records.Completion]:
         """Sessions that ended since the last call; each accepted session appears exactly once."""
         taken, self.table.completions = self.table.completions, []
         return taken
@@ -123,10 +108,10 @@ class Scheduler:
         """Nothing is live and nothing is in flight."""
         return not self.table.views and self._flight is None
 
-    def state(self, now_ms: float) -> SchedulerState:
+    def state(self, now_ms: float) -> records.SchedulerState:
         """What policies see now."""
         table, steps = self.table, self.steps
-        return SchedulerState(
+        return records.SchedulerState(
             self._decision, table.version, now_ms, table.waiting.keys(), table.running.keys(),
             table.suspended.keys(), MappingProxyType(table.views), self.memory, steps.max_num_batched_tokens,
             steps.max_num_seqs, steps.max_chunk_tokens, MappingProxyType(table.service), self.policy_memory)
@@ -152,12 +137,13 @@ class Scheduler:
         self.policy_memory = self.policy.planned(state, plan)
         plan = self._fit(self._admit(plan, now_ms), now_ms)
         views = {chunk.request_id: self.table.views[chunk.request_id] for chunk in plan.chunks}
-        batch = compose_batch(plan, views, self.table.outputs, self.memory.take_calls())
+        stages = tuple(pool.take_calls() for pool in self.memory.pools)
+        batch = compose_batch(plan, views, self.table.outputs, stages)
         self._flight = Flight(plan, batch, views, now_ms)
         self.memory.counts(self._record)  # when rows are placed the pool is fullest
         return self._flight
 
-    def _admit(self, plan: IterationPlan, now_ms: float) -> IterationPlan:
+    def _admit(self, plan: records.IterationPlan, now_ms: float) -> records.IterationPlan:
         """Carry out the plan's intents; a session whose shared prefix changed meanwhile is left for the
         next step.
         """
@@ -169,16 +155,15 @@ class Scheduler:
                 self._end(view, FinishReason.FAILED, now_ms, error=f"rejected: {intent.reason}")
             elif intent.kind is IntentKind.PREEMPT:
                 self._suspend(view, now_ms)
-            elif intent.kind is IntentKind.DEFER:
-                continue
-            elif self.memory.cached_tokens(view) != starts[view.request_id] or not self._enter(view, now_ms):
-                plan = plan_without(plan, [view.request_id])
+            elif intent.kind is not IntentKind.DEFER:
+                fresh = self.memory.cached_tokens(view) == starts[view.request_id]
+                if not (fresh and self._enter(view, now_ms)):
+                    plan = plan_without(plan, [view.request_id])
         return plan
 
     def _enter(self, view: SessionView, now_ms: float) -> bool:
-        try:
-            cached = self.memory.open(view)
-        except IndexError:
+        cached = self.memory.open(view)
+        if cached is None:
             return False
         record = self._record
         record.prefix_hits += cached > 0
@@ -192,13 +177,13 @@ class Scheduler:
         return True
 
     def _resume(self, view: SessionView, ready_tokens: int, now_ms: float) -> None:
-        receipt = preservation_receipt(view, ready_tokens)
-        ticket = issue_ticket(view, self.table.releases[view.request_id], receipt, allocation_ready=True,
-                              stages_ready=view.ready)
+        receipt = resume.preservation_receipt(view, ready_tokens)
+        ticket = resume.issue_ticket(view, self.table.releases[view.request_id], receipt,
+                                     allocation_ready=True, stages_ready=view.ready)
         self._record.resumed += 1
         self._observe("resumed", self.table.apply_entry(view.request_id, ready_tokens, ticket), now_ms)
 
-    def _fit(self, plan: IterationPlan, now_ms: float) -> IterationPlan:
+    def _fit(self, plan: records.IterationPlan, now_ms: float) -> records.IterationPlan:
         """Make room for every chunk: evict idle prefixes, then preempt; a victim in the plan is unwound
         whole.
         """
@@ -224,7 +209,7 @@ class Scheduler:
 
     # -- after the engine
 
-    def finish(self, result: IterationResult | None, now_ms: float) -> StepRecord:
+    def finish(self, result: records.IterationResult | None, now_ms: float) -> StepRecord:
         """Post: apply a result, end sessions, keep prefixes, carry out what was asked in flight."""
         flight = self._flight
         require(flight is not None, "a result without a step in flight", now_ms)
@@ -232,7 +217,6 @@ class Scheduler:
         if result is not None:
             validate_result(flight.plan, result, flight.views, now_ms=flight.started_ms)
             self._record.engine_ms = result.finished_ms - result.started_ms
-            self._failures = 0
         self._flight = None
         for item in result.chunks if result is not None else ():
             view = self.table.views.get(item.request_id)
@@ -241,23 +225,19 @@ class Scheduler:
             progressed = progressed or item.after > item.before
             self._apply_chunk(item, view.phase_at(item.before), now_ms)
         self._apply_late(flight, now_ms)
-        if self.observer is not None:
-            self.observer(flight, result)
+        self.observer(flight, result)
         self._check_progress(progressed)
         return self._close(flight, now_ms)
 
-    def _apply_chunk(self, item: ChunkResult, phase: Phase, now_ms: float) -> None:
+    def _apply_chunk(self, item: records.ChunkResult, phase: Phase, now_ms: float) -> None:
         view, rows, record = self.table.apply_chunk(item, now_ms), item.after - item.before, self._record
-        if phase is Phase.DECODE:
-            record.decode_tokens += rows
-            self._observe("decoded", view, now_ms, rows)
-        elif phase is Phase.PREFILL:
-            record.prefill_tokens += rows
+        if phase is not Phase.REBUILD:  # what a failure took away and a rebuild gave back is not new
+            self._failures.pop(item.request_id, None)
+        counter, event = _TALLIES[phase]
+        setattr(record, counter, getattr(record, counter) + rows)
+        if phase is Phase.PREFILL:
             self.memory.keep_prefix(view)
-            self._observe("prefilled", view, now_ms, rows)
-        else:
-            record.recompute_tokens += rows
-            self._observe("rebuilt", view, now_ms, rows)
+        self._observe(event, view, now_ms, rows)
         if item.token is not None:
             self._observe("emitted", view, now_ms, 1)
             reason = self.table.finish_reason(view)
@@ -273,19 +253,18 @@ class Scheduler:
         """The engine broke off: its memory is in doubt, so every running session is suspended and the pool
         cleared.
 
-        After ``MAX_ENGINE_FAILURES`` steps in a row the sessions of the failing plan end with a typed
-        error.
+        A session in whose steps this happens ``MAX_ENGINE_FAILURES`` times while it gets no further ends
+        with a typed error.
         """
         flight, self._flight = self._flight, None
         require(flight is not None, "a failure without a step in flight", now_ms)
-        self._failures += 1
         self._record.engine_failures += 1
         for view in [self.table.views[request_id] for request_id in self.table.running]:
             self._suspend(view, now_ms)
         self._apply_late(flight, now_ms)
-        if self._failures >= MAX_ENGINE_FAILURES:
-            self._failures = 0
-            for view in [self.table.views[name] for name in flight.views if name in self.table.views]:
+        for view in [self.table.views[name] for name in flight.views if name in self.table.views]:
+            count = self._failures[view.request_id] = self._failures.get(view.request_id, 0) + 1
+            if count >= MAX_ENGINE_FAILURES:
                 self._record.failed += 1
                 self._end(view, FinishReason.FAILED, now_ms, error=str(failure))
         self.memory.reset()
@@ -296,12 +275,10 @@ class Scheduler:
         stuck = not progressed and any(view.ready for view in self.table.views.values())
         self._idle_steps = self._idle_steps + 1 if stuck else 0
         if self._idle_steps >= self.steps.max_idle_steps:
-            table = self.table
-            head = next(iter(table.running or table.suspended or table.waiting or table.views))
-            raise NoProgress(f"{self._idle_steps} steps without progress; at the head: {table.views[head]}")
+            raise NoProgress(f"{self._idle_steps} steps without progress: {next(iter(self.table.views))}")
 
     def _close(self, flight: Flight, now_ms: float) -> StepRecord:
-        """Tidy the pool, check its laws, publish the step's record."""
+        """Tidy the pool, publish the step's record."""
         table, memory, record = self.table, self.memory, self._record
         if memory.available_sequences() == 0 and (table.waiting or table.suspended):
             memory.evict_one()  # its cells keep the id until they are used, or until nobody is resident
@@ -309,10 +286,9 @@ class Scheduler:
             memory.reset()
         if not table.views:
             self._apply_pending()
-        memory.check_conservation()
         record.step, record.now_ms, record.step_ms = self._decision, now_ms, now_ms - flight.started_ms
-        for queue in ("running", "waiting", "suspended"):
-            setattr(record, queue, len(getattr(table, queue)))
+        queues = (table.running, table.waiting, table.suspended)
+        record.running, record.waiting, record.suspended = map(len, queues)
         record.calls = sum(map(len, flight.batch.stages))
         self._record = StepRecord()
         return record
@@ -330,10 +306,10 @@ class Scheduler:
     def _suspend(self, view: SessionView, now_ms: float, *, kept: int = 0) -> None:
         """Intent, release, suspended; a session that keeps its first ``kept`` rows is resumed at once."""
         table, request_id = self.table, view.request_id
-        pending = table.apply_preemption(PreemptionIntent(suspension_key(view)))
+        pending = table.apply_preemption(resume.PreemptionIntent(resume.suspension_key(view)))
         if not kept:
             self.memory.retire(request_id)
-        released = ReleaseReceipt(suspension_key(pending), True, view.computed - kept)
+        released = resume.ReleaseReceipt(resume.suspension_key(pending), True, view.computed - kept)
         suspended = table.apply_release(released)
         self._record.preempted += 1
         self._observe("preempted", suspended, now_ms)
@@ -343,7 +319,7 @@ class Scheduler:
     def _end(self, view: SessionView, reason: FinishReason, now_ms: float, *, error: str = "") -> None:
         if view.request_id in self.memory.residences:
             self.memory.retire(view.request_id)
-        self.memory.forget(view.request_id)
+        self._failures.pop(view.request_id, None)
         self.table.apply_end(view.request_id, reason, error)
         event = {FinishReason.CANCELLED: "cancelled", FinishReason.FAILED: "failed"}.get(reason, "finished")
         self._observe(event, view, now_ms)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from scheduler.cells import CellPool
-from scheduler.engine import Call, MemoryOp
+from scheduler.engine import MemoryOp
 from scheduler.limits import PoolLimits, Sharing, StepLimits
 from scheduler.prefix import PrefixCache, PrefixEntry, digest_chain
 from scheduler.records import SessionView
@@ -22,7 +22,7 @@ class Residence:
     """Where one live session is: a sequence id per stage, and the prefix entry that it was shared from."""
     seq_ids: tuple[int, ...]
     entry: PrefixEntry | None
-    state_stops: tuple[int, ...]
+    keep_stops: tuple[int, ...]
 
 
 class Memory:
@@ -31,14 +31,12 @@ class Memory:
     def __init__(self, pools: Sequence[PoolLimits], steps: StepLimits, *, model_digest: str = "") -> None:
         self.pools = tuple(CellPool(limits) for limits in pools)
         kinds = [limits.sharing for limits in pools] if steps.prefix_cache else [Sharing.NONE]
-        self.sharing = next(kind for kind in (Sharing.NONE, Sharing.WHOLE_STATE, Sharing.POSITIONAL)
-                            if kind in kinds)
+        self.sharing = min(kinds, key=list(Sharing).index)
         self.model_digest = model_digest
         self.max_session_rows = min(limits.max_session_rows for limits in pools)
         self.prefix = PrefixCache(sharing=self.sharing, block_tokens=steps.prefix_block_tokens,
-                                  max_entries=steps.prefix_entry_limit)
+                                  max_entries=2 * steps.max_num_seqs)
         self.residences: dict[str, Residence] = {}
-        self._chains: dict[str, tuple[bytes, ...]] = {}
 
     # -- facts for policies
 
@@ -74,14 +72,11 @@ class Memory:
         if self.sharing is not Sharing.WHOLE_STATE or start >= view.num_prompt_tokens:
             return stop
         residence = self.residences.get(view.request_id)
-        stops = residence.state_stops if residence else self.prefix.state_stops(self._chain(view))
+        stops = residence.keep_stops if residence else self.prefix.keep_stops(self._chain(view))
         return next((at for at in stops if start < at < stop), stop)
 
     def _chain(self, view: SessionView) -> tuple[bytes, ...]:
-        chain = self._chains.get(view.request_id)
-        if chain is None:
-            chain = self._chains[view.request_id] = digest_chain(self.model_digest, view.request.prompt)
-        return chain
+        return digest_chain(self.model_digest, view.request.prompt)
 
     def _hit(self, view: SessionView) -> tuple[PrefixEntry | None, int]:
         """What a session would share if it entered now. A hit after which its rows would not fit is none:
@@ -113,31 +108,27 @@ class Memory:
 
     # -- sessions
 
-    def open(self, view: SessionView) -> int:
+    def open(self, view: SessionView) -> int | None:
         """Give a session a sequence in every stage, sharing the longest resident prefix; returns the shared
-        tokens.
-
-        Raises IndexError when a stage has no free id left.
+        tokens, or None when a stage has no free id left.
         """
         entry, count = self._hit(view)
         if entry is not None:
             entry.users += 1  # pinned first: eviction below must not take it
-            self.prefix.touch(entry)
+            self.prefix.entries.move_to_end(entry.digests[-1])
         while self._free_ids() == 0:
             if self.available_sequences() == 0 or not self.evict_one():
                 if entry is not None:
                     entry.users -= 1
-                raise IndexError(f"no sequence id left for {view.request_id}")
+                return None
         if entry is None:
             seq_ids = tuple(pool.open() for pool in self.pools)
         else:
             seq_ids = tuple(pool.share(source, count) for pool,
                             source in zip(self.pools, entry.seq_ids, strict=True))
-        stops: tuple[int, ...] = ()
-        if self.sharing is Sharing.WHOLE_STATE:
-            stops = self.prefix.state_stops(self._chain(view))
-            self.prefix.note_prompt(self._chain(view))
-        self.residences[view.request_id] = Residence(seq_ids, entry, stops)
+        chain = self._chain(view) if self.sharing is not Sharing.NONE else ()
+        self.residences[view.request_id] = Residence(seq_ids, entry, self.prefix.keep_stops(chain))
+        self.prefix.note_prompt(chain if self.sharing is Sharing.WHOLE_STATE else ())
         return count
 
     def retire(self, request_id: str) -> None:
@@ -165,24 +156,15 @@ class Memory:
                 pool.retire(seq_id)
         return count
 
-    def forget(self, request_id: str) -> None:
-        """Drop what is remembered of a session that has ended."""
-        self._chains.pop(request_id, None)
-
     # -- prefixes
 
     def keep_prefix(self, view: SessionView) -> None:
         """After a completed step: make the session's prefix shareable if it is worth an entry."""
-        count = view.computed
-        if self.sharing is Sharing.NONE or count > view.num_prompt_tokens:
+        count, residence = view.computed, self.residences[view.request_id]
+        if count not in residence.keep_stops:
             return
-        residence = self.residences[view.request_id]
-        if self.sharing is Sharing.POSITIONAL:
-            wanted = count == view.num_prompt_tokens >= self.prefix.block_tokens
-        else:
-            wanted = count in residence.state_stops
         digests = self._chain(view)[:count]
-        if wanted and not self.prefix.holds(digests) and self._make_room_for_entry(count):
+        if not self.prefix.holds(digests) and self._make_room_for_entry(count):
             self.prefix.insert(digests, tuple(pool.share(seq_id, count) for pool, seq_id
                                               in zip(self.pools, residence.seq_ids, strict=True)))
 
@@ -227,10 +209,6 @@ class Memory:
                 return next(name for name, _, _ in chunks if self.residences[name].seq_ids[stage] == blocked)
         return None
 
-    def take_calls(self) -> tuple[tuple[Call, ...], ...]:
-        """Every stage's calls for what was placed last."""
-        return tuple(pool.take_calls() for pool in self.pools)
-
     def take_pending(self) -> tuple[tuple[MemoryOp, ...], ...]:
         """Operations that no call has carried yet, per stage."""
         return tuple(pool.take_pending() for pool in self.pools)
@@ -241,18 +219,6 @@ class Memory:
             self.evict(next(iter(self.prefix.entries.values())))
         for pool in self.pools:
             pool.clear()
-
-    def check_conservation(self) -> None:
-        """Raises AssertionError when a cell or an id is lost, doubled or owned by nobody that is known."""
-        entries = self.prefix.entries.values()
-        known = [r.seq_ids for r in self.residences.values()] + [entry.seq_ids for entry in entries]
-        for stage, pool in enumerate(self.pools):
-            pool.check_conservation()
-            if sorted(seq_ids[stage] for seq_ids in known) != sorted(pool.owners):
-                raise AssertionError(f"stage {stage}: live sequences {sorted(pool.owners)} but known {known}")
-        sharing = sum(residence.entry is not None for residence in self.residences.values())
-        if sum(entry.users for entry in entries) != sharing:
-            raise AssertionError("prefix entries and their users disagree")
 
     def counts(self, record: StepRecord | None = None) -> StepRecord:
         """Cells and ids now, in a record: what is available in the tightest stage, the rest of the first."""

@@ -12,10 +12,12 @@ import hashlib
 from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import lru_cache
 
 from scheduler.limits import Sharing
 
 
+@lru_cache(maxsize=256)
 def digest_chain(model_digest: str, tokens: tuple[int, ...]) -> tuple[bytes, ...]:
     """``len(tokens)`` digests of 16 bytes; the i-th identifies the first i + 1 tokens under this model."""
     previous, chain = model_digest.encode(), []
@@ -53,8 +55,6 @@ class PrefixCache:
 
     def lookup(self, chain: tuple[bytes, ...]) -> tuple[PrefixEntry | None, int]:
         """The entry with the longest usable prefix and its length; at least one token is left to compute."""
-        if not self._index:
-            return None, 0
         if self.sharing is Sharing.POSITIONAL:  # an entry holds every shorter prefix too
             count = bisect_left(range(1, len(chain)), True, key=lambda n: chain[n - 1] not in self._index)
         else:
@@ -63,15 +63,17 @@ class PrefixCache:
             return None, 0
         return self.entries[next(reversed(self._index[chain[count - 1]]))], count
 
-    def state_stops(self, chain: tuple[bytes, ...]) -> tuple[int, ...]:
-        """Positions at which a whole state of this prompt is worth keeping, increasing: the last block
-        boundary before the prompt's end, and the last one inside what an earlier prompt had in common with
-        it.
+    def keep_stops(self, chain: tuple[bytes, ...]) -> tuple[int, ...]:
+        """Positions at which this prompt's prefix is worth keeping, increasing. Positional: its end. A whole
+        state: the last block boundary before the end, and the last one inside what an earlier prompt had in
+        common with it.
         """
+        if self.sharing is Sharing.POSITIONAL:
+            return (len(chain),) if len(chain) >= self.block_tokens else ()
         common = next((n for n in range(len(chain) - 1, 0, -1) if chain[n - 1] in self._seen), 0)
         stops = dict.fromkeys(limit // self.block_tokens * self.block_tokens
                               for limit in (common, len(chain) - 1))
-        return tuple(stop for stop in stops if stop)
+        return tuple(stop for stop in stops if stop > 0)
 
     def note_prompt(self, chain: tuple[bytes, ...]) -> None:
         """Remember a prompt, so that later ones can be seen to part from it."""
@@ -84,9 +86,6 @@ class PrefixCache:
     def holds(self, digests: tuple[bytes, ...]) -> bool:
         """Whether keeping this prefix would add nothing."""
         return digests[-1] in self._index
-
-    def touch(self, entry: PrefixEntry) -> None:
-        self.entries.move_to_end(entry.digests[-1])
 
     def insert(self, digests: tuple[bytes, ...], seq_ids: tuple[int, ...]) -> None:
         self.entries[digests[-1]] = PrefixEntry(seq_ids, digests)

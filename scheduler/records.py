@@ -22,9 +22,6 @@ class SessionState(Enum):
     FINISHED, CANCELLED, FAILED = "finished", "cancelled", "failed"
 
 
-TERMINAL = (SessionState.FINISHED, SessionState.CANCELLED, SessionState.FAILED)
-
-
 class Phase(Enum):
     """What an interval of a session is; derived from its counts, never given."""
     PREFILL, DECODE, REBUILD = "prefill", "decode", "rebuild"

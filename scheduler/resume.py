@@ -31,7 +31,6 @@ class SuspensionKey:
 class PreemptionIntent:
     """Release is wished, nothing is free yet."""
     key: SuspensionKey
-    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

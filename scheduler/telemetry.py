@@ -1,4 +1,4 @@
-"""One record per step, as a line of JSON, and the totals of all."""
+"""One record per step, as a line of JSON; ``parity.telemetry`` reads and sums them."""
 
 from __future__ import annotations
 
@@ -19,21 +19,8 @@ class StepRecord:
         for name in self.__slots__:
             setattr(self, name, 0)
 
-    def to_json(self) -> str:
-        return json.dumps({name: getattr(self, name) for name in self.__slots__})
-
-
-class Totals:
-    """Sums of the counters and maxima of the gauges over all steps."""
-
-    def __init__(self) -> None:
-        self.steps, self.values = 0, dict.fromkeys(StepRecord.__slots__, 0)
-
-    def add(self, record: StepRecord) -> None:
-        self.steps += 1
-        for name, old in self.values.items():
-            value = getattr(record, name)
-            self.values[name] = max(old, value) if name in GAUGES else old + value
+    def as_dict(self) -> dict[str, float]:
+        return {name: getattr(self, name) for name in self.__slots__}
 
     def to_json(self) -> str:
-        return json.dumps({"steps": self.steps, **self.values})
+        return json.dumps(self.as_dict())

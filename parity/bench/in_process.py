@@ -14,10 +14,10 @@ from parity.bench.records import BenchRun, RequestRecord
 from parity.bench.replay import CallRecorder
 from parity.bench.workload import Job
 from parity.serve.served_model import ServedModel
+from parity.telemetry import Totals
 from scheduler.engine import EngineFailure
 from scheduler.loop import Flight
 from scheduler.records import FinishReason, IterationResult, Request
-from scheduler.telemetry import Totals
 
 GAUGE_EVERY_STEPS = 8
 
@@ -147,7 +147,7 @@ class InProcessDriver:
             record = scheduler.finish(result, landed_s * 1e3)
             record.engine_ms = (landed_s - launch_s) * 1e3
         record.step_ms = (self._now() - begin_s) * 1e3
-        self._totals.add(record)
+        self._totals.add(record.as_dict())
         if self._totals.steps % GAUGE_EVERY_STEPS == 1:
             self._gauge(record.running)
         return [self._finish(completion) for completion in scheduler.take_completions()]

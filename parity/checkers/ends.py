@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from parity.drive import Run
 from parity.records import FaultKind
+from scheduler.loop import MAX_ENGINE_FAILURES
 from scheduler.records import FinishReason
 
 ENGINE_FAULTS = frozenset(
@@ -19,8 +20,9 @@ ENGINE_FAULTS = frozenset(
 
 def check_ends(run: Run) -> list[str]:
     """One sentence per rule that the history breaks: tokens after a cancel, unexplained failures, errors
-    without text."""
-    return [*_tokens_after_cancel(run), *_unexplained_failures(run), *_untyped_errors(run)]
+    without text, sessions tried for ever."""
+    rules = (_tokens_after_cancel, _unexplained_failures, _untyped_errors, _tried_again)
+    return [problem for rule in rules for problem in rule(run)]
 
 
 def _tokens_after_cancel(run: Run) -> list[str]:
@@ -64,3 +66,20 @@ def _untyped_errors(run: Run) -> list[str]:
         for index, completion in sorted(run.completions.items())
         if completion.reason is FinishReason.FAILED and not completion.error
     ]
+
+
+def _tried_again(run: Run) -> list[str]:
+    """A session in whose steps the engine fails time after time, with no new row between, must end."""
+    failures: dict[str, int] = {}
+    for step in run.trace:
+        if step.result is None:
+            for chunk in step.flight.plan.chunks:
+                failures[chunk.request_id] = failures.get(chunk.request_id, 0) + 1
+                if failures[chunk.request_id] > MAX_ENGINE_FAILURES:
+                    return [f"ends: {chunk.request_id} was tried again at step {step.step} after "
+                            f"{MAX_ENGINE_FAILURES} failed steps without a new row"]
+            continue
+        for item in step.result.chunks:
+            if item.after > step.flight.views[item.request_id].committed:
+                failures.pop(item.request_id, None)
+    return []

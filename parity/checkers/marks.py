@@ -7,7 +7,6 @@ from collections import Counter
 from parity.drive import Run, TraceStep, session_index
 from parity.records import FaultKind
 from scheduler.engine import PAD_ROW
-from scheduler.legality import phase_at
 from scheduler.limits import Layout
 from scheduler.records import FinishReason, Phase
 
@@ -64,7 +63,7 @@ def _count_step(
     flight = traced.flight
     phases = []
     for chunk in flight.plan.chunks:
-        phase = phase_at(flight.views[chunk.request_id], chunk.start)
+        phase = flight.views[chunk.request_id].phase_at(chunk.start)
         phases.append(phase)
         if phase is Phase.PREFILL:
             chunked[session_index(chunk.request_id)] += 1

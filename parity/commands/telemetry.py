@@ -9,7 +9,7 @@ import click
 
 from parity.errors import ExitCode, UsageError
 from parity.store import save_bytes
-from parity.telemetry import plot_steps, read_steps, totals_of
+from parity.telemetry import Totals, plot_steps, read_steps
 
 
 @click.command()
@@ -22,7 +22,7 @@ def command(file: Path, out: Path | None, totals: bool) -> ExitCode:
     """Read FILE, one step record a line, and plot pool, queues and tokens by kind over steps."""
     steps = read_steps(file)
     if totals or out is None:
-        click.echo(json.dumps(totals_of(steps)))
+        click.echo(json.dumps(Totals(steps).as_dict()))
     if out is not None:
         kind = out.suffix.lstrip(".").lower()
         if kind not in ("png", "svg"):

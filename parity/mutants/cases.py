@@ -51,6 +51,14 @@ def preempted(family: str, **settings: Any) -> Case:
     )
 
 
+def rebuilt_in_vain(family: str, **settings: Any) -> Case:
+    """Two sessions; every rebuild succeeds and the decode after it fails."""
+    faults = tuple(Fault(kind=FaultKind.DECODE_ERROR, step=step) for step in (1, 3, 5, 7))
+    return case_of(
+        family, (session(4, 9), session(5, 7)), **{"faults": faults, "prefix_cache": False, **settings}
+    )
+
+
 def cancelled(family: str, **settings: Any) -> Case:
     """Cancels before a step, with the last chunk in flight, and with a decode in flight; the ids are used
     again."""

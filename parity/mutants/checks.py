@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import parity.drive as drive_module
 import parity.exact_runner as exact_runner
 import parity.judge as judge_module
 import scheduler.loop as loop_module
@@ -18,7 +19,6 @@ from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Tria
 from parity.mutants.seam import method_plant
 from parity.mutants.trials import complaints_of, run_real_case
 from parity.records import Case, Outcome, Verdict
-from scheduler.memory import Memory
 
 
 def must_see(inner: str, killer: Killer, case: Case, *, place: Place = Place.EXACT) -> Trial:
@@ -213,7 +213,7 @@ MUTANTS = (
     _checker(
         "conservation_unchecked",
         "Cells and ids are not counted after a step.",
-        method_plant(Memory, "check_conservation", nothing_found),
+        method_plant(drive_module, "check_conservation", nothing_found),
         must_see("cell_leaked_at_every_end", Killer.CONSERVATION, cases.mixed("llama")),
     ),
     _checker(

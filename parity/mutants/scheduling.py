@@ -96,6 +96,14 @@ MUTANTS = (
         trials=on_exact(cases.mixed),
     ),
     Mutant(
+        name="failures_forgotten_by_a_rebuild",
+        part="failures",
+        killers=(Killer.ENDS,),
+        plant=method_plant(Scheduler, "_apply_chunk", steps.rebuild_counts_as_progress),
+        fault="A session whose rebuild succeeds and whose next step fails is tried again for ever.",
+        trials=on_exact(cases.rebuilt_in_vain, cases.FAMILIES),
+    ),
+    Mutant(
         name="session_ends_twice",
         part="ends",
         killers=(Killer.ENDS,),

@@ -1,5 +1,4 @@
-"""Faults of the step, to be planted: admission, phases, preemption and resume, cancellation, failures,
-ends."""
+"""Faults of the step, to be planted: admission, phases, preemption, resume, cancellation, failures."""
 
 from __future__ import annotations
 
@@ -66,6 +65,15 @@ def stale_receipt() -> tuple[Complaint, ...]:
     except IllegalTransition:
         return ()
     return (Complaint(Killer.LEGALITY, "a receipt of epoch 10 resumed the suspension of epoch 11"),)
+
+
+def rebuild_counts_as_progress(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def apply_chunk(self: Scheduler, item: ChunkResult, phase: Phase, now_ms: float) -> None:
+        if phase is Phase.REBUILD and self._failures.pop(item.request_id, None):
+            reach()
+        original(self, item, phase, now_ms)
+
+    return apply_chunk
 
 
 def committed_forgotten(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
@@ -277,7 +285,6 @@ def planned_debits():
 
 def backward_clock():
     """The engine says that it ended before it began."""
-
     def change(plan: IterationPlan, batch: Batch, result: IterationResult) -> IterationResult:
         return replace(result, finished_ms=result.started_ms - 1.0)
 
@@ -286,7 +293,6 @@ def backward_clock():
 
 def unplanned_progress():
     """A chunk is said to have gone one row further than planned."""
-
     def change(plan: IterationPlan, batch: Batch, result: IterationResult) -> IterationResult:
         first, *rest = result.chunks
         return replace(result, chunks=(replace(first, after=first.after + 1), *rest))

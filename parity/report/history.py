@@ -23,7 +23,6 @@ from parity.runner import known_family, known_model, process_runner
 from parity.strategies import landmark
 from parity.worker import WorkerDied, shared_worker
 from scheduler.engine import PAD_ROW
-from scheduler.legality import phase_at
 from scheduler.limits import Layout
 from scheduler.records import Phase
 
@@ -108,7 +107,7 @@ def record_history_here(arguments: dict[str, Any]) -> dict[str, Any]:
         for index, chunk in enumerate(flight.plan.chunks):
             session = session_index(chunk.request_id)
             last[session] = traced.step
-            is_prefill = phase_at(flight.views[chunk.request_id], chunk.start) is Phase.PREFILL
+            is_prefill = flight.views[chunk.request_id].phase_at(chunk.start) is Phase.PREFILL
             chunks.append([traced.step, session, chunk.start, chunk.stop, is_prefill])
             rows = range(flight.batch.offsets[index], flight.batch.offsets[index + 1])
             cells += [

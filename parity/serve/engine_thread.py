@@ -14,10 +14,11 @@ from time import monotonic
 import numpy as np
 
 from parity.serve.served_model import ServedModel
+from parity.telemetry import Totals
 from scheduler.engine import EngineFailure
 from scheduler.loop import Flight
 from scheduler.records import FinishReason, IterationResult, Refusal, Request
-from scheduler.telemetry import StepRecord, Totals
+from scheduler.telemetry import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ class EngineThread:
             record.engine_ms = (landed_s - launch_s) * 1e3
         now_s = monotonic()
         record.step_ms = (now_s - begin_s) * 1e3
-        self.totals.add(record)
+        self.totals.add(record.as_dict())
         self._collect(now_s)
         self._publish()
         self.watch(record, self.totals)

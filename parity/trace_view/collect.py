@@ -14,7 +14,6 @@ from parity.replay import replay
 from parity.runner import check_case, known_family, known_model, process_runner
 from parity.trace_view.records import Bar, Gauge, Lane, Mark, TraceView
 from parity.worker import WorkerDied, shared_worker
-from scheduler.legality import phase_at
 from scheduler.records import IntentKind
 
 
@@ -103,7 +102,7 @@ def _bars(traced: TraceStep) -> list[Bar]:
                 session=session_index(chunk.request_id),
                 start=chunk.start,
                 stop=chunk.stop,
-                phase=phase_at(traced.flight.views[chunk.request_id], chunk.start).value,
+                phase=traced.flight.views[chunk.request_id].phase_at(chunk.start).value,
                 emitted=item is not None and item.token is not None,
                 completed=item is not None,
             )

@@ -17,7 +17,7 @@ from parity.exact_load import run_churn, run_endurance, run_small_cases
 from parity.models import resolve_model
 from parity.models.facts import read_facts
 from parity.plugin import family_params
-from parity.telemetry import read_steps, totals_of
+from parity.telemetry import Totals, read_steps
 from scheduler.memory import Memory
 from tests.scheduler.serving import Serving, request
 
@@ -95,8 +95,8 @@ def recorded(tmp_path: Path) -> tuple[Path, Serving]:
 
 def test_telemetry_read_back_gives_the_same_totals(recorded: tuple[Path, Serving]) -> None:
     path, serving = recorded
-    totals = totals_of(read_steps(path))
-    assert totals == json.loads(serving.totals.to_json())
+    totals = Totals(read_steps(path)).as_dict()
+    assert totals == serving.totals.as_dict()
     assert totals["prefill_tokens"] + totals["decode_tokens"] == sum(
         r.num_rows for r in serving.requests.values()
     )

@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from parity.engines.exact import ExactEngine, ExactModel, expected_tokens
+from parity.telemetry import Totals
 from scheduler.limits import Layout, PoolLimits, Sharing, StepLimits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
 from scheduler.records import Completion, Request
-from scheduler.telemetry import StepRecord, Totals
+from scheduler.telemetry import StepRecord
 
 
 class _Everyone(dict):
@@ -73,7 +74,7 @@ class Serving:
 
     def _note(self, record: StepRecord) -> None:
         self.records.append(record)
-        self.totals.add(record)
+        self.totals.add(record.as_dict())
         self.now_ms += 10.0
         self.collect()
 

@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 
+from parity.checkers.conservation import check_cells
 from parity.engines.exact_memory import EngineAbort
 from scheduler.cells import CellPool, lowest_cells, split_rows
 from scheduler.engine import OpKind
@@ -24,7 +25,7 @@ def pool(cells: int = 8, ids: int = 6, **fields) -> CellPool:
 def grow(cells: CellPool, seq_id: int, count: int) -> None:
     assert cells.place([(seq_id, 0, count)]) is None
     cells.take_calls()
-    cells.check_conservation()
+    check_cells(cells)
 
 
 @pytest.mark.parametrize(("count", "width", "sizes"), [
@@ -85,7 +86,7 @@ def test_shared_cells_are_counted_once_and_outlive_their_donor() -> None:
     assert cells.num_used() == 4
     cells.retire(donor)
     assert cells.num_used() == 3
-    cells.check_conservation()
+    check_cells(cells)
     cells.retire(heir)
     assert cells.num_used() == 0
 
@@ -96,7 +97,7 @@ def test_reservation_is_undone_whole() -> None:
     assert cells.place([(first, 0, 3), (second, 3, 2)]) == second
     cells.undo()
     assert cells.num_available() == 4
-    cells.check_conservation()
+    check_cells(cells)
 
 
 def test_rows_to_keep_is_the_most_that_leaves_the_wanted_room() -> None:

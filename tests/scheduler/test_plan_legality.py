@@ -119,11 +119,11 @@ NEGATIVE = [
     ("stale generation or snapshot", chunk("d", version=-1)),
     ("stale generation or snapshot", chunk("d", generation=1)),
     ("session is not ready", chunk("d", request_id="u")),
-    ("unknown or terminal", chunk("d", request_id="gone")),
+    ("is unknown, or has ended", chunk("d", request_id="gone")),
     ("ledger drift", ledger_with(num_tokens=1)),
     ("ledger drift", ledger_with(num_seqs=-1)),
-    ("states other budgets", ledger_with(max_num_batched_tokens=1)),
-    ("states other budgets", ledger_with(max_num_seqs=-1)),
+    ("ledger drift", ledger_with(max_num_batched_tokens=1)),
+    ("ledger drift", ledger_with(max_num_seqs=-1)),
     ("forged order evidence", lambda plan: replace(plan, order=((-1, 0),) + plan.order[1:])),
     ("forged order evidence", lambda plan: replace(plan, order=plan.order[:-1])),
     ("out of the order of their keys", reordered),
@@ -160,7 +160,7 @@ def test_plan_over_a_budget_is_rejected(rule: str, budget: dict[str, int], state
 def test_terminal_session_is_rejected(state: SchedulerState, plan: IterationPlan) -> None:
     views = dict(state.views)
     views["d"] = replace(views["d"], state=SessionState.FINISHED)
-    with pytest.raises(IllegalTransition, match="unknown or terminal"):
+    with pytest.raises(IllegalTransition, match="neither running nor entering"):
         validate_plan(replace(state, views=views), plan, POLICY)
 
 

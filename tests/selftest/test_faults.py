@@ -85,6 +85,22 @@ def test_sessions_end_with_a_typed_error_after_failures_in_a_row(kind: FaultKind
     assert failed and all("injected failure" in end.error for end in failed)
 
 
+def test_sessions_that_only_get_as_far_as_their_rebuild_end_with_a_typed_error():
+    case = cases.rebuilt_in_vain("llama")
+    run = drive_exact(case, ExactEngine(exact_limits(case), exact_model(case)))
+    assert [record.engine_failures for record in run.records] == [0, 1, 0, 1, 0, 1]
+    assert all(record.recompute_tokens for record in run.records[2:5:2])
+    assert {end.reason for end in run.completions.values()} == {FinishReason.FAILED}
+    assert run_exact_case(case).problems == ()
+
+
+def test_failures_with_new_rows_between_end_nobody():
+    fails = tuple(Fault(kind=FaultKind.DECODE_ERROR, step=step) for step in (1, 4, 7, 10))
+    outcome = run_exact_case(cases.rebuilt_in_vain("llama", faults=fails))
+    assert (outcome.verdict, outcome.marks["engine_failed"]) == (Verdict.PASS, len(fails))
+    assert outcome.bit_identical == outcome.sessions == 2
+
+
 @pytest.mark.parametrize("step", range(14))
 @pytest.mark.parametrize("in_flight", [False, True], ids=["before", "in flight"])
 @pytest.mark.parametrize("kind", [FaultKind.CANCEL, FaultKind.PREEMPT], ids=lambda kind: kind.value)

@@ -12,9 +12,9 @@ from tests.tidy.source import Source
 MAX_FILE_LINES = 300
 MAX_FUNCTION_LINES = 60
 MAX_LINE_CHARACTERS = 110
-# Lines of code of scheduler/ without policies/ (blank lines, comments and docstrings are not counted): a
-# ratchet that only goes down. The goal is 1,200 lines in all, readable in one sitting.
-MAX_SCHEDULER_LINES = 1310
+# Lines of code of scheduler/ without policies/ (blank lines, comments and docstrings are not counted): under
+# 1,200, readable in one sitting.
+MAX_SCHEDULER_LINES = 1200
 
 # Paths that may be longer, each with the reason. Empty is the goal.
 LONGER_FILES: dict[str, str] = {
