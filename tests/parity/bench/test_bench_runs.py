@@ -4,9 +4,11 @@ was."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from parity.bench.cutover import (
@@ -28,6 +30,7 @@ from parity.bench.summary import Goodput
 from parity.bench.sweep import Point, SweepOptions, csv_text, run_sweep
 from parity.bench.workload import Lengths, PrefixShape, Workload
 from parity.commands.bench import command as bench_command
+from parity.commands.peers import command as peers_command
 from parity.errors import UsageError
 from parity.records import Verdict
 from parity.serve.app import AppSettings
@@ -255,3 +258,39 @@ def test_llama_server_gets_the_same_model_threads_context_and_slots():
     assert (pairs["-t"], pairs["-c"], pairs["-np"], pairs["--port"]) == ("1", "2000", "8", "1234")
     assert pairs["-m"].endswith(".gguf")
     assert workload_of(32, 64, 3, 0).lengths == Lengths(input_len=32, output_len=64)
+
+
+STAND_IN = """#!{python}
+import os, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+with open({log!r}, "a") as log:
+    log.write(" ".join(sys.argv[1:]) + "\\n")
+os.execv(sys.executable, [sys.executable, "-m", "parity.cli", "serve", given["-m"], "--port", given["--port"],
+                          "--n-ctx", given["-c"], "--max-num-seqs", given["-np"], "--threads", given["-t"],
+                          "--served-model-name", "llama"])
+"""
+
+
+def test_servers_are_compared_side_by_side_and_ended(tmp_path: Path):
+    """A stand-in that takes llama-server's flags is started, measured beside ours and stopped."""
+    binary, log, out = tmp_path / "llama-server", tmp_path / "log", tmp_path / "rows.json"
+    binary.write_text(STAND_IN.format(python=sys.executable, log=str(log)))
+    binary.chmod(0o755)
+    work = ["--concurrency", "2", "--input-lens", "16", "--output-len", "4", "--pairs", "1"]
+    engine = ["llama", "--threads", "1", "--n-ctx", "2000", "--max-num-seqs", "4"]
+    given = [*engine, *work, "--against", "server", "--llama-server", str(binary), "--json", str(out)]
+    assert int(peers_command.main(given, standalone_mode=False)) == 0
+    [row] = json.loads(out.read_text())
+    assert row["peer"] == "llama-server" and row["note"] == "over HTTP"
+    assert row["ratio"] == pytest.approx(row["ours_tokens_per_s"] / row["peer_tokens_per_s"])
+    assert not [p for p in psutil.Process().children(recursive=True) if "serve" in p.cmdline()]
+    [line] = log.read_text().splitlines()
+    assert " -c 2000 -np 4 " in line
+
+
+def test_server_that_does_not_start_is_named(tmp_path: Path):
+    given = ["llama", "--threads", "1", "--n-ctx", "2000", "--against", "server", "--output-len", "2"]
+    with pytest.raises(UsageError, match="llama-server"):
+        peers_command.main([*given, "--llama-server", str(tmp_path / "llama-server")], standalone_mode=False)
+    with pytest.raises(UsageError, match="needs one of"):
+        peers_command.main(given, standalone_mode=False)
