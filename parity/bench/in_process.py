@@ -104,6 +104,8 @@ class InProcessDriver:
     # -- parts -----------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
+        pool = self.served.engine.pool
+        pool.clock, pool.native_s = self._clock, 0.0
         self._started_s = self._clock()
 
     def _now(self) -> float:
@@ -204,6 +206,7 @@ class InProcessDriver:
             "steps": self._totals.steps,
             "calls_per_step": values["calls"] / steps,
             "engine_share": values["engine_ms"] / max(values["step_ms"], 1e-9),
+            "native_share": self.served.engine.pool.native_s * 1e3 / max(values["step_ms"], 1e-9),
             "preempted": values["preempted"],
             "recompute_tokens": values["recompute_tokens"],
             "engine_failures": values["engine_failures"],

@@ -245,6 +245,7 @@ def rows_table(rows: list[dict[str, Any]]) -> Table:
         "p99_e2el_ms",
         "prefix_hit_rate",
         "calls_per_step",
+        "native_share",
     ]
     columns = [name for name in shown if any(row.get(name) is not None for row in rows)]
     table = Table(*columns)

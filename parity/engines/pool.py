@@ -8,6 +8,7 @@ another id's state.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 
 import numpy as np
 
@@ -45,6 +46,7 @@ class PoolContext:
         eval_callback: object = None,
     ) -> None:
         self.layout, self.recurrent = layout, recurrent
+        self.clock, self.native_s = perf_counter, 0.0  # seconds inside llama_decode since the start
         self.ids_per_row = 2 if shadow else 1
         self.num_sequences = num_sequences
         physical = num_sequences * self.ids_per_row + (1 if recurrent else 0)
@@ -113,10 +115,12 @@ class PoolContext:
 
     def decode(self, count: int) -> None:
         """Run the filled rows. Raises ``EngineFailure``."""
+        begin_s = self.clock()
         try:
             self.context.decode(count)
         except DecodeFailure as failure:
             raise EngineFailure(str(failure)) from failure
+        self.native_s += self.clock() - begin_s
 
     def check_fits(self, limits: PoolLimits) -> None:
         """Raises ValueError if the context is too small for what the scheduler will believe."""
