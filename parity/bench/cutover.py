@@ -20,7 +20,7 @@ from parity.records import Verdict
 from parity.serve.served_model import EngineSettings, ServedModel, open_served
 
 BASELINE = "single_lane"
-SINGLE_USER_PAIRS = 7  # at least: a claim of a few percent needs more pairs than a claim of twice as much
+SINGLE_USER_PAIRS = 15  # at least: a claim of a few percent needs more pairs than a claim of twice as much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from parity.errors import ExitCode, UsageError
 from parity.exact_runner import run_exact_case
 from parity.mutants import cases, find_mutant
 from parity.mutants.records import Place
-from parity.records import Verdict
+from parity.records import Case, Divergence, Outcome, Verdict
 from parity.rerun import Rerun, given_chunks
 
 EXPECTED = [
@@ -93,3 +93,28 @@ def test_command_refuses_what_is_no_case(tmp_path: Path, content: str | bytes | 
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert isinstance(bisect(str(path)).exception, UsageError)
+
+
+@pytest.mark.parametrize(
+    ("distance", "margin", "token", "cause"),
+    [
+        (8e-5, 1e-4, 4, Cause.NEAR_TIE),
+        (8e-5, 1e-4, 3, Cause.LAYOUT_NOISE),  # same token: nothing was decided by the tie
+        (8e-5, 0.5, 4, Cause.LAYOUT_NOISE),  # such a margin is not overcome by so little
+        (0.9, 1e-4, 4, Cause.BLEED),  # a tie excuses nothing that rounding cannot do
+    ],
+)
+def test_tie_is_named_only_where_rounding_could_decide_it(distance, margin, token, cause):
+    case = cases.mixed("llama")
+    found = Divergence(
+        session=0, step=2, scheduler_step=5, expected_token=3, actual_token=token, margin=margin,
+        distance=distance, neighbours=(1,), chunks=((0, 5),), cells=(1, 2, 3, 4, 5),
+    )  # fmt: skip
+
+    def run(rerun: Case, chunks: object = None) -> Outcome:
+        """Session 0 goes wrong exactly when it has company."""
+        divergences = (found,) if len(rerun.sessions) > 1 else ()
+        verdict = Verdict.FAIL if divergences else Verdict.PASS
+        return Outcome(case=rerun, verdict=verdict, divergences=divergences)
+
+    assert diagnose(case, run).cause is cause
