@@ -32,11 +32,9 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened to one session: a token, an end, or a refusal. ``at_s`` is the engine thread's monotonic
-    time."""
+    """What happened to one session: a token, an end, or a refusal."""
 
     request_id: str
-    at_s: float
     token: int | None = None
     logprobs: TokenLogprobs | None = None
     reason: FinishReason | None = None
@@ -65,9 +63,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Finish what is live, then end the thread; with ``now``, cancel it first."""
-
-    now: bool = False
+    """Finish what is live, then end the thread."""
 
 
 Command = Submit | Cancel | Stop
@@ -76,7 +72,8 @@ Watch = Callable[[StepRecord, Totals], None]
 
 
 class EngineThread:
-    """Starts at ``start``; ends after ``Stop`` or when the engine is beyond help (``failure`` says why).
+    """Starts at ``start``; ends after ``Stop``. When the engine is beyond help ``failure`` says why, and the
+    thread stays to say so to every request that is on its way.
 
     ``sink`` and ``watch`` are called on this thread, at most once a step.
     """
@@ -105,10 +102,6 @@ class EngineThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
     # -- on the thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -116,18 +109,26 @@ class EngineThread:
             self._scheduler = self.served.make_scheduler(observer=self._observe)
             while self._take_commands():
                 self._step()
-        except (
-            Exception
-        ) as error:  # the boundary of the thread: whatever it was, every caller must hear of it
+        except Exception as error:  # the thread's boundary: whatever it was, every caller must hear of it
             self.failure = f"{type(error).__name__}: {error}"
-            now_s = monotonic()
-            self._events += [
-                Event(request_id, now_s, reason=FinishReason.FAILED, error=self.failure)
-                for request_id in self._live
-            ]
-            self._live.clear()
+            self._fail_all()
         finally:
             self._publish()
+
+    def _fail_all(self) -> None:
+        """End what is live, and until ``Stop`` whatever comes: a caller that looked at ``failure`` just
+        before it was set has a request in the inbox."""
+        for request_id in self._live:
+            self._fail(request_id)
+        while not self._stopping:
+            self._publish()
+            command = self._inbox.get()
+            if isinstance(command, Submit):
+                self._fail(command.request.request_id)
+            self._stopping = isinstance(command, Stop)
+
+    def _fail(self, request_id: str) -> None:
+        self._events.append(Event(request_id, reason=FinishReason.FAILED, error=self.failure))
 
     def _take_commands(self) -> bool:
         """Carry out what is in the inbox, waiting for something when idle; False when it is time to end."""
@@ -144,22 +145,19 @@ class EngineThread:
             self._obey(command)
 
     def _obey(self, command: Command) -> None:
-        now_s = monotonic()
+        now_ms = monotonic() * 1e3
         if isinstance(command, Submit):
-            request = command.request
-            refusal = self._scheduler.submit(request, now_s * 1e3)
+            request_id = command.request.request_id
+            self._live[request_id] = command.logprobs
+            refusal = self._scheduler.submit(command.request, now_ms)
             if refusal is not None:
-                self._events.append(Event(request.request_id, now_s, refusal=refusal))
-                return
-            self._live[request.request_id] = command.logprobs
+                del self._live[request_id]
+                self._events.append(Event(request_id, refusal=refusal))
         elif isinstance(command, Cancel):
-            self._scheduler.cancel(command.request_id, now_s * 1e3)
-            self._collect(now_s)
+            self._scheduler.cancel(command.request_id, now_ms)
+            self._collect()
         else:
             self._stopping = True
-            for request_id in list(self._live) if command.now else ():
-                self._scheduler.cancel(request_id, now_s * 1e3)
-            self._collect(now_s)
 
     def _step(self) -> None:
         scheduler, engine = self._scheduler, self.served.engine
@@ -177,34 +175,30 @@ class EngineThread:
             landed_s = monotonic()
             record = scheduler.finish(result, landed_s * 1e3)
             record.engine_ms = (landed_s - launch_s) * 1e3
-        now_s = monotonic()
-        record.step_ms = (now_s - begin_s) * 1e3
+        record.step_ms = (monotonic() - begin_s) * 1e3
         self.totals.add(record.as_dict())
-        self._collect(now_s)
+        self._collect()
         self._publish()
         self.watch(record, self.totals)
 
     def _observe(self, flight: Flight, result: IterationResult | None) -> None:
         """Tokens of a step, as the scheduler applied them: a session that was cancelled in flight has
         none."""
-        now_s = monotonic()
         for item in result.chunks if result is not None else ():
             if item.token is not None and flight.late.get(item.request_id) != "cancel":
                 row = self._rows.get(item.request_id)
                 count = self._live.get(item.request_id)
                 logprobs = None if row is None or count is None else token_logprobs(row, item.token, count)
-                self._events.append(Event(item.request_id, now_s, token=item.token, logprobs=logprobs))
+                self._events.append(Event(item.request_id, token=item.token, logprobs=logprobs))
 
     def _note_row(self, request_id: str, position: int, row: np.ndarray) -> None:
         if self._live.get(request_id) is not None:
             self._rows[request_id] = row
 
-    def _collect(self, now_s: float) -> None:
-        for completion in self._scheduler.take_completions():
-            self._live.pop(completion.request_id, None)
-            self._events.append(
-                Event(completion.request_id, now_s, reason=completion.reason, error=completion.error)
-            )
+    def _collect(self) -> None:
+        for done in self._scheduler.take_completions():
+            self._live.pop(done.request_id, None)
+            self._events.append(Event(done.request_id, reason=done.reason, error=done.error))
 
     def _publish(self) -> None:
         if self._events:

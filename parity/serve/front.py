@@ -22,12 +22,11 @@ RECENT_REQUESTS = 32  # over which the time to retry is estimated
 
 @dataclass(frozen=True, slots=True)
 class GeneratedToken:
-    """One token with the bytes that it stands for; ``is_end`` marks the token that ended the generation."""
+    """One token with the bytes that it stands for: none for a token that ends the generation."""
 
     token: int
     data: bytes
     logprobs: TokenLogprobs | None
-    is_end: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +159,8 @@ class Front:
                 self.counts["refused"] += 1
                 raise _refused(event, self.retry_after_s())
             if event.token is not None:
-                is_end = event.token in ask.stop_token_ids
-                data = b"" if is_end else self.token_bytes(event.token)
-                tokens.append(GeneratedToken(event.token, data, event.logprobs, is_end))
+                data = b"" if event.token in ask.stop_token_ids else self.token_bytes(event.token)
+                tokens.append(GeneratedToken(event.token, data, event.logprobs))
                 shown += text.feed(data)
             elif event.reason in (FinishReason.LENGTH, FinishReason.STOP):
                 shown += text.finish()

@@ -1,0 +1,72 @@
+"""The engine's thread without HTTP: whatever happens to the engine, every request that is sent has an end."""
+
+from __future__ import annotations
+
+import queue
+from types import SimpleNamespace
+
+from parity.serve.engine_thread import Cancel, EngineThread, Event, Stop, Submit
+from scheduler.records import FinishReason
+from tests.scheduler.serving import Serving, request
+
+WAIT_S = 60
+
+
+class Threaded:
+    """An engine's thread over the exact engine, whose first step runs ``during`` and then breaks."""
+
+    def __init__(self, during) -> None:
+        serving = Serving()
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        served = SimpleNamespace(
+            engine=serving.engine,
+            make_scheduler=lambda observer: serving.scheduler,
+            note_step=lambda record: None,
+        )
+        self.thread = EngineThread(served, lambda events: [self.events.put(event) for event in events])
+
+        def execute(*_: object) -> None:
+            during(self.thread)
+            raise RuntimeError("planted")
+
+        serving.engine.execute = execute
+
+    def ends(self, count: int) -> dict[str, Event]:
+        """The next ``count`` events by request."""
+        return {event.request_id: event for event in (self.events.get(timeout=WAIT_S) for _ in range(count))}
+
+
+def test_request_sent_while_the_engine_dies_is_answered():
+    def send_more(thread: EngineThread) -> None:
+        thread.send(Submit(request("second", 4)))
+        thread.send(Cancel("first"))
+        thread.send(Submit(request("third", 4)))
+
+    threaded = Threaded(send_more)
+    threaded.thread.send(Submit(request("first", 4)))
+    threaded.thread.start()
+    ends = threaded.ends(3)
+    assert set(ends) == {"first", "second", "third"}
+    assert all(end.reason is FinishReason.FAILED and "planted" in end.error for end in ends.values())
+    threaded.thread.send(Submit(request("late", 4)))  # its caller looked at the failure a moment too early
+    assert threaded.ends(1)["late"].reason is FinishReason.FAILED
+    threaded.thread.send(Stop())
+    assert threaded.thread.join(WAIT_S)
+
+
+def test_engine_that_dies_while_it_drains_ends_its_thread():
+    threaded = Threaded(lambda thread: None)
+    threaded.thread.send(Submit(request("first", 4)))
+    threaded.thread.send(Stop())
+    threaded.thread.start()
+    assert threaded.ends(1)["first"].reason is FinishReason.FAILED
+    assert threaded.thread.join(WAIT_S)
+
+
+def test_request_that_breaks_the_scheduler_itself_is_answered():
+    threaded = Threaded(lambda thread: None)
+    threaded.thread.send(Submit(SimpleNamespace(request_id="odd")))
+    threaded.thread.start()
+    assert "AttributeError" in threaded.ends(1)["odd"].error
+    threaded.thread.send(Stop())
+    assert threaded.thread.join(WAIT_S)
