@@ -40,12 +40,11 @@ def split_rows(count: int, width: int) -> list[int]:
 
 def lowest_cells(mask: int, *, above: int, count: int) -> list[int] | None:
     """The ``count`` lowest cells of ``mask`` with index > ``above``, increasing; None if there are fewer."""
-    shifted = mask >> (above + 1)
-    if shifted.bit_count() < count:
-        return None
-    cells = []
+    shifted, cells = mask >> (above + 1), []
     for _ in range(count):
         low = shifted & -shifted
+        if not low:
+            return None
         cells.append(low.bit_length() + above)
         shifted ^= low
     return cells
@@ -167,13 +166,13 @@ class CellPool:
 
     def _remove(self, freed: list[tuple[int, int]]) -> None:
         """Removals of (id, position), one for each run of positions."""
-        pending, run = self.pending, None
+        runs: list[list[int]] = []
         for seq_id, position in sorted(freed):
-            if run is not None and run.seq_id == seq_id and run.stop == position:
-                run = pending[-1] = MemoryOp(OpKind.REMOVE, seq_id, run.start, position + 1)
+            if runs and runs[-1][0] == seq_id and runs[-1][2] == position:
+                runs[-1][2] += 1
             else:
-                run = MemoryOp(OpKind.REMOVE, seq_id, position, position + 1)
-                pending.append(run)
+                runs.append([seq_id, position, position + 1])
+        self.pending += [MemoryOp(OpKind.REMOVE, *run) for run in runs]
 
     # -- rows
 

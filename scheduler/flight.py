@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from scheduler.engine import Batch, Call, Sample
-from scheduler.records import BudgetLedger, IterationPlan, Phase, SessionView
+from scheduler.records import BudgetLedger, IterationPlan, SessionView
 
 
 @dataclass(slots=True)
@@ -34,8 +34,7 @@ def compose_batch(plan: IterationPlan, views: dict[str, SessionView], outputs: d
             tokens += outputs[chunk.request_id][max(start - count, 0):stop - count]
         positions += range(start, stop)
         offsets.append(len(positions))
-        phase = view.phase_at(start)
-        if phase is Phase.DECODE or (phase is Phase.PREFILL and stop == count):
+        if start >= view.committed and stop >= count:  # a decode, or the end of the prompt; never a rebuild
             samples.append(Sample(len(positions) - 1, chunk.request_id, stop, request.sampling))
     return Batch(tuple(tokens), tuple(positions), tuple(offsets), tuple(samples),
                  tuple([view.epoch for view in views.values()]),

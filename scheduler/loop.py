@@ -230,7 +230,8 @@ class Scheduler:
         return self._close(flight, now_ms)
 
     def _apply_chunk(self, item: records.ChunkResult, phase: Phase, now_ms: float) -> None:
-        view, rows, record = self.table.apply_chunk(item, now_ms), item.after - item.before, self._record
+        view, rows = self.table.apply_chunk(item, phase, now_ms), item.after - item.before
+        record = self._record
         if phase is not Phase.REBUILD:  # what a failure took away and a rebuild gave back is not new
             self._failures.pop(item.request_id, None)
         counter, event = _TALLIES[phase]

@@ -67,14 +67,14 @@ class SessionTable:
         if view.ready != ready:
             self._put(replace(view, ready=ready, version=view.version + 1))
 
-    def apply_chunk(self, item: ChunkResult, now_ms: float) -> SessionView:
+    def apply_chunk(self, item: ChunkResult, phase: Phase, now_ms: float) -> SessionView:
         """Progress of one completed chunk."""
         view, computed = self.views[item.request_id], item.after
         first, last, emitted = view.first_emitted_ms, view.last_emitted_ms, view.emitted
         if item.token is not None:
             self.outputs[item.request_id].append(item.token)
             emitted, last, first = emitted + 1, now_ms, now_ms if first is None else first
-        if view.phase_at(item.before) is not Phase.REBUILD:
+        if phase is not Phase.REBUILD:
             client = view.request.client_id
             self.service[client] = self.service.get(client, 0) + computed - item.before
         committed = max(view.committed, computed)

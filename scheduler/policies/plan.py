@@ -104,7 +104,9 @@ class PlanBuilder:
         if limit is not None:
             available = min(available, limit)
         available = min(available, self.policy.chunk_tokens(state, view, available))
-        stop = min(view.limit_at(start), start + available)
+        stop = view.limit_at(start)
+        if stop > start + available:
+            stop = start + available
         if stop - start > 1:
             stop = state.memory.chunk_stop(view, start=start, stop=stop)
         if stop <= start:
