@@ -20,22 +20,12 @@ from parity.rerun import Rerun
 from parity.scenario_list import SCENARIOS
 from parity.signature import fault_signature
 from parity.steady import steady_backend
-from parity.strategies import cases, landmark
+from parity.strategies import FEATURES, cases, landmark
 from scheduler.limits import Layout
+from scheduler.policies import policy_names
 
 BATCH_CASES = 12
 DEFAULT_LAYOUTS = (Layout.UNIFIED, Layout.STREAMS)
-FEATURES = (
-    "shared",
-    "arrivals",
-    "cancel",
-    "preempt",
-    "tight_pool",
-    "few_lanes",
-    "seeded",
-    "stops",
-    "failures",
-)
 FEATURE_PAIRS = tuple(combinations(FEATURES, 2))
 _KIND_OF_FEATURE = {
     "cancel": {FaultKind.CANCEL},
@@ -46,10 +36,13 @@ _KIND_OF_FEATURE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a campaign explores. Families take turns; layout, policy and template are drawn."""
+    """What a campaign explores. Families take turns; layout, policy and template are drawn.
+
+    No ``policies`` are all of them, and then a template that is about a policy keeps it.
+    """
 
     families: tuple[str, ...]
-    policies: tuple[str, ...]
+    policies: tuple[str, ...] = ()
     layouts: tuple[Layout, ...] = DEFAULT_LAYOUTS
     seed: int = 0
     exact: bool = False
@@ -59,16 +52,18 @@ class Plan:
         """The order for batch ``number``: JSON-able, so that it can be sent anywhere."""
         rng = random.Random(f"{self.seed}/{number}")
         layout = rng.choice(self.layouts)
-        templates = [s.name for s in SCENARIOS if layout in s.layouts and (s.on_exact or not self.exact)]
+        templates = [s for s in SCENARIOS if layout in s.layouts and (s.on_exact or not self.exact)]
         # Every other batch is general: templates are narrow on purpose.
-        template = rng.choice(templates) if rng.random() < 0.5 else ""
+        template = rng.choice(templates) if rng.random() < 0.5 else None
+        drawn = rng.choice(self.policies or policy_names())
+        own = template.policy if template is not None and not self.policies else None
         return {
             "number": number,
             "seed": self.seed,
             "family": self.families[number % len(self.families)],
             "layout": layout.value,
-            "policy": rng.choice(self.policies),
-            "template": template,
+            "policy": own or drawn,
+            "template": template.name if template is not None else "",
             "exact": self.exact,
             "mutant": self.mutant,
         }
@@ -80,7 +75,7 @@ def draw_batch(order: dict[str, Any]) -> list[Case]:
     drawn: list[Case] = []
     if order["template"]:
         scenario = next(s for s in SCENARIOS if s.name == order["template"])
-        strategy = scenario.at(family, layout)
+        strategy = scenario.at(family, layout, policy=policy)
     else:
         strategy = cases(family, layout, policy=policy)
         drawn.append(landmark(family, layout, policy=policy))

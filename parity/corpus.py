@@ -4,7 +4,6 @@ itself."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +41,6 @@ SENTENCES = (
     "Keep the lamp away from the curtain and the cat away from the lamp.",
     "The last sentence of the diary was written in pencil, and somebody had rubbed half of it out.",
 )
-
-DrawTokens = Callable[[int, int], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)

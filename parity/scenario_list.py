@@ -28,12 +28,14 @@ class Scenario:
     marks: tuple[str, ...]
     layouts: tuple[Layout, ...] = BOTH
     on_exact: bool = True
-    policy: str = "fcfs"
+    policy: str | None = None  # the policy that it is about, if there is one
 
-    def at(self, family: str, layout: Layout = Layout.UNIFIED) -> st.SearchStrategy[Case]:
-        """Its cases for one family and layout."""
+    def at(
+        self, family: str, layout: Layout = Layout.UNIFIED, *, policy: str | None = None
+    ) -> st.SearchStrategy[Case]:
+        """Its cases for one family and layout, under ``policy``, its own policy or FCFS."""
         load_family(family)
-        return self.cases(Place(family=family, layout=layout, policy=self.policy))
+        return self.cases(Place(family=family, layout=layout, policy=policy or self.policy or "fcfs"))
 
 
 def _scenario(name: str, cases: Callable[[Place], st.SearchStrategy[Case]], *marks: str, **more) -> Scenario:
@@ -58,4 +60,4 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
     _scenario("S14", scenarios_pressure.failures, "engine_failed", "rebuilt"),
     _scenario("S15", scenarios_pressure.past_the_window, "concurrent"),
-)  # S12 is no case of the scheduler: ``parity.save_restore`` runs it
+)  # S12 is no case of the scheduler: ``parity.state_checks`` runs it

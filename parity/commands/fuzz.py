@@ -157,10 +157,9 @@ def _known(families: tuple[str, ...]) -> tuple[str, ...]:
 def _known_policies(policies: tuple[str, ...]) -> tuple[str, ...]:
     for name in policies:
         if name not in policy_names():
-            raise UsageError(
-                f"no policy {name!r}", where="--policy", why=f"known: {', '.join(policy_names())}"
-            )
-    return policies or ("fcfs", *(name for name in policy_names() if name != "fcfs"))
+            known = ", ".join(policy_names())
+            raise UsageError(f"no policy {name!r}", where="--policy", why=f"known: {known}")
+    return policies
 
 
 def _rerun_known(plan: Plan, database: Path) -> dict[tuple[str, ...], Found]:

@@ -14,7 +14,6 @@ from scheduler.records import IterationPlan, IterationResult
 
 VICTIM = "s1"
 DIFFERS = (Killer.BITS, Killer.BYTES)
-FIRST_TOKEN = (Killer.BITS,)
 
 
 def position_shift() -> Change:

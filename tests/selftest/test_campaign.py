@@ -95,6 +95,21 @@ def test_batches_cover_families_layouts_and_policies():
     assert {order["template"] for order in orders} >= {"", *(s.name for s in SCENARIOS if s.on_exact)}
 
 
+@pytest.mark.parametrize("name", ["", *(s.name for s in SCENARIOS if s.on_exact)])
+def test_every_case_of_a_batch_runs_the_policy_that_was_asked_for(name: str):
+    plan = Plan(families=("llama",), policies=("sarathi",), exact=True)
+    orders = [order for order in map(plan.batch, range(200)) if order["template"] == name]
+    drawn = [case for order in orders[:2] for case in draw_batch(order)]
+    assert {case.policy for case in drawn} == {"sarathi"}
+
+
+def test_template_about_a_policy_keeps_it_when_none_is_asked_for():
+    orders = [Plan(families=("llama",), exact=True).batch(number) for number in range(400)]
+    own = {order["policy"] for order in orders if order["template"] == "S11"}
+    assert own == {"aging"}
+    assert len({order["policy"] for order in orders if order["template"] == "S1"}) > 5
+
+
 def test_batch_that_comes_twice_is_refused():
     tally = explore(max_batches=1)
     again = {"number": 0, "cases": 1, "sessions": 1, "marks": {}, "pairs": {}, "failures": []}
@@ -120,6 +135,8 @@ def test_failure_stops_the_campaign_and_is_shrunk_stored_and_remembered(tmp_path
     options = (
         "--family",
         "llama",
+        "--policy",
+        "fcfs",
         "--exact",
         "--mutant",
         "logits_rows_swapped",
@@ -151,6 +168,8 @@ def test_same_failures_are_counted_once_when_collected(tmp_path: Path):
     result = fuzz(
         "--family",
         "gemma2",
+        "--policy",
+        "fcfs",
         "--exact",
         "--mutant",
         "logits_rows_swapped",
