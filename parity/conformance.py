@@ -16,14 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from parity.checkers.conservation import check_conservation
+from parity.plugins import EngineFactory, SchedulerFactory
 from scheduler.engine import Batch, Engine, EngineFailure, MemoryOp
 from scheduler.limits import Layout, PoolLimits, Sharing, StepLimits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
 from scheduler.records import FinishReason, IterationPlan, IterationResult, Request, SamplingParams
 
-EngineFactory = Callable[[tuple[PoolLimits, ...]], Engine]
-SchedulerFactory = Callable[[Engine, StepLimits], Scheduler]
 SoloAnswer = Callable[[tuple[PoolLimits, ...], Request], tuple[int, ...]]
 
 MAX_STEPS_TO_IDLE = 20_000
@@ -58,15 +57,14 @@ class Exhaustible:
 
 
 @st.composite
-def machine_settings(draw: st.DrawFn, layouts: Sequence[Layout] = tuple(Layout),
-                     max_stages: int = 2) -> Setting:
+def machine_settings(draw: st.DrawFn, layouts: Sequence[Layout] = tuple(Layout)) -> Setting:
     """Small pools of every layout and memory class, tight enough that sessions compete for cells and ids."""
     layout = draw(st.sampled_from(layouts))
     recurrent = draw(st.booleans())
     whole = recurrent or layout is Layout.STREAMS
     num_sequences = draw(st.sampled_from([3, 6, 16]))
     cells = draw(st.integers(8, 48))
-    stages = draw(st.integers(1, max_stages))
+    stages = draw(st.integers(1, 2))
     limits = tuple(PoolLimits(
         layout=layout, num_sequences=num_sequences, recurrent=recurrent,
         num_cells=(cells + stage) * (num_sequences if layout is Layout.STREAMS else 1),
@@ -78,11 +76,6 @@ def machine_settings(draw: st.DrawFn, layouts: Sequence[Layout] = tuple(Layout),
     return Setting(limits, steps)
 
 
-def default_scheduler(engine: Engine, steps: StepLimits) -> Scheduler:
-    """The reference scheduler under its default policy."""
-    return Scheduler(engine, make_policy("fcfs"), steps)
-
-
 def solo_by(engine_factory: EngineFactory) -> SoloAnswer:
     """An oracle for engines that have none: the session alone, in one call a step, on a fresh engine."""
     answers: dict[tuple, tuple[int, ...]] = {}
@@ -90,7 +83,7 @@ def solo_by(engine_factory: EngineFactory) -> SoloAnswer:
     def answer(limits: tuple[PoolLimits, ...], request: Request) -> tuple[int, ...]:
         key = (limits, request)
         if key not in answers:
-            scheduler = default_scheduler(engine_factory(limits), StepLimits(prefix_cache=False))
+            scheduler = Scheduler(engine_factory(limits), make_policy("fcfs"), StepLimits(prefix_cache=False))
             if scheduler.submit(request, 0.0) is not None:
                 raise AssertionError(f"solo of {request} was refused")
             for _ in range(4 * request.num_rows):
@@ -103,7 +96,7 @@ def solo_by(engine_factory: EngineFactory) -> SoloAnswer:
     return answer
 
 
-def make_machine(engine_factory: EngineFactory, *, scheduler_factory: SchedulerFactory = default_scheduler,
+def make_machine(engine_factory: EngineFactory, *, scheduler_factory: SchedulerFactory = Scheduler,
                  solo: SoloAnswer | None = None, runs: st.SearchStrategy[Setting] | None = None,
                  max_token: int = 40) -> type[RuleBasedStateMachine]:
     """The suite as a class.
@@ -118,7 +111,7 @@ def make_machine(engine_factory: EngineFactory, *, scheduler_factory: SchedulerF
         def start(self, setting: Setting) -> None:
             self.setting, self.expected, self.max_token = setting, expected, max_token
             self.engine = Exhaustible(engine_factory(setting.limits))
-            self.scheduler = scheduler_factory(self.engine, setting.steps)
+            self.scheduler = scheduler_factory(self.engine, make_policy("fcfs"), setting.steps)
 
     ServingMachine.TestCase.settings = settings(deadline=None)
     return ServingMachine

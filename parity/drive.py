@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from parity.checkers.conservation import check_conservation
 from parity.records import Case, Fault, FaultKind
-from scheduler.engine import EngineFailure
+from scheduler.engine import Engine, EngineFailure
 from scheduler.loop import Flight, NoProgress, Scheduler
 from scheduler.records import Completion, IllegalTransition, IterationResult, Refusal
 from scheduler.telemetry import StepRecord
@@ -47,21 +47,24 @@ def session_index(request_id: str) -> int:
 
 
 class Driver:
-    """Runs one case once on a scheduler made by ``make_scheduler(observer)``.
+    """Runs one case once on a new scheduler and the engine that it was made for.
 
-    ``inject`` hands faults that only an engine can show (no slot, decode error, ...) to whoever can; it
-    returns False when this run cannot show that fault.
+    A scheduler that is not ours may have no ``memory`` to check. ``inject`` hands faults that only an engine
+    can show (no slot, decode error, ...) to whoever can; it returns False when this run cannot show that
+    fault.
     """
 
     def __init__(
         self,
         case: Case,
-        make_scheduler: Callable[[Callable[..., None]], Scheduler],
+        scheduler: Scheduler,
+        engine: Engine,
         inject: Callable[[Fault], bool] = lambda fault: False,
     ) -> None:
         self.case = case
         self.run = Run(case)
-        self.scheduler = make_scheduler(self._observe)
+        self.scheduler, self.engine = scheduler, engine
+        self.memory = getattr(scheduler, "memory", None)
         self._inject = inject
         self._step = 0
         self._clock_offset_ms = 0.0
@@ -92,15 +95,19 @@ class Driver:
                     self.run.problems.append(f"liveness: not idle after {bound} steps")
                     break
             else:
-                self.scheduler.drain_prefixes()
-                if self.scheduler.memory.counts().cells_used:
-                    self.run.problems.append("memory: cells are in use although nothing is live")
+                self._check_empty()
         except (NoProgress, IllegalTransition, AssertionError) as error:
             kind = {NoProgress: "liveness", AssertionError: "conservation"}.get(type(error), "legality")
             self.run.problems.append(f"{kind}: {error}")
         self._collect()
         self._check_partition()
         return self.run
+
+    def _check_empty(self) -> None:
+        if self.memory is not None:
+            self.scheduler.drain_prefixes()
+            if self.memory.counts().cells_used:
+                self.run.problems.append("memory: cells are in use although nothing is live")
 
     def _arrive(self) -> None:
         for index in self._arrivals.get(self._step, ()):
@@ -116,14 +123,15 @@ class Driver:
             if not fault.in_flight:
                 self._fire(fault)
         self._execute(faults)
-        check_conservation(self.scheduler.memory)
+        if self.memory is not None:
+            check_conservation(self.memory)
 
     def _execute(self, faults: Sequence[Fault]) -> None:
         now_ms = self.now_ms
         flight = self.scheduler.begin(now_ms)
         try:
             result = (
-                self.scheduler.engine.execute(flight.plan, flight.batch, now_ms)
+                self.engine.execute(flight.plan, flight.batch, now_ms)
                 if flight.plan.chunks
                 else None
             )
@@ -138,6 +146,7 @@ class Driver:
         self.run.records.append(
             self.scheduler.finish(result, now_ms if result is None else result.finished_ms)
         )
+        self._observe(flight, result)
 
     def _fire(self, fault: Fault) -> None:
         request_id = f"s{fault.session}"

@@ -3,6 +3,7 @@ milliseconds."""
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import replace
 
 from parity.checkers.ends import ENGINE_FAULTS, check_ends
@@ -73,16 +74,14 @@ def drive_exact(case: Case, engine: ExactEngine) -> Run:
             return True
         return False
 
-    def make_scheduler(observer) -> Scheduler:
-        return Scheduler(engine, policy, case.step_limits(), observer=observer)
-
-    return Driver(case, make_scheduler, inject).drive()
+    return Driver(case, Scheduler(engine, policy, case.step_limits()), engine, inject).drive()
 
 
 def run_exact_case(case: Case) -> Outcome:
     """Run a case twice on one exact engine and judge it as a real one is judged.
 
-    A call that would abort llama.cpp is an outcome (``crashed``); an exception of the scheduler is a problem.
+    A call that would abort llama.cpp is an outcome (``crashed``); an exception of the scheduler or a checker
+    is a problem.
     """
     engine = ExactEngine(exact_limits(case), exact_model(case), stops=hidden_stops(case.sessions))
     try:
@@ -93,22 +92,29 @@ def run_exact_case(case: Case) -> Outcome:
             problems.append(f"memory: {used} cells still have an owner after the case")
         if not problems and _signature(drive_exact(case, engine)) != _signature(run):
             problems.append("not reproducible: the case differs from itself when it runs again")
+        return judge_exact(case, run, problems)
     except EngineAbort as abort:
         return Outcome(case=case, verdict=Verdict.FAIL, crashed=True, reason=str(abort))
-    except Exception as error:  # a bug of the scheduler is what a case came to, not the end of the run
+    except Exception as error:  # a bug of scheduler or checkers is what a case came to, not the end of the run
+        line = " ".join(f"{type(error).__name__}: {error}".split())
         return Outcome(
             case=case,
             verdict=Verdict.FAIL,
-            reason="the scheduler raised",
-            problems=(f"internal: {type(error).__name__}: {error}",),
+            problems=(f"internal: {line}",),
+            stderr=traceback.format_exc(),
         )
-    return judge_exact(case, run, problems)
 
 
 def judge_exact(case: Case, run: Run, problems: list[str]) -> Outcome:
     """Compare with the definition, explain, count."""
-    expected = expected_answers(case)
     actual = {index: exact_answer(completion.tokens) for index, completion in run.completions.items()}
+    return judge_answers(case, run, problems, expected=expected_answers(case), actual=actual)
+
+
+def judge_answers(
+    case: Case, run: Run, problems: list[str], *, expected: dict[int, Answer], actual: dict[int, Answer]
+) -> Outcome:
+    """The outcome of a run without margins: what its sessions gave against what they give alone."""
     comparisons = compare_run(run, expected, actual)
     divergences = tuple(
         explain_divergence(run, c, expected[c.session], margin=0.0, distance=lambda *_: float("inf"))

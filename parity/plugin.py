@@ -9,6 +9,7 @@ import pytest
 
 from parity.errors import UsageError
 from parity.families import load_families
+from parity.plugins import Brought
 
 ON_DEMAND = ("quantised", "nightly")
 
@@ -19,24 +20,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--scheduler",
         metavar="PACKAGE:FACTORY",
         default=None,
-        help="run the engine-agnostic suites against this scheduler",
+        help="run tests/machine and the concurrent-parity suites with this scheduler",
     )
     group.addoption(
         "--engine",
         metavar="PACKAGE:FACTORY",
         default=None,
-        help="run the engine-agnostic suites against this engine",
+        help="run tests/machine and the concurrent-parity suites on this engine",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     try:
+        brought_by(config).why_no_bits()
         for family in load_families().values():
             config.addinivalue_line(
                 "markers", f"{family.marker}: tests of the {family.name} family ({family.kv_class.value})"
             )
     except UsageError as error:
         raise pytest.UsageError(error.line) from error
+
+
+def brought_by(config: pytest.Config) -> Brought:
+    """What ``--scheduler`` and ``--engine`` name."""
+    return Brought(scheduler=config.getoption("--scheduler"), engine=config.getoption("--engine"))
+
+
+@pytest.fixture(scope="session")
+def brought(pytestconfig: pytest.Config) -> Brought:
+    """The user's scheduler and engine, or ours: what the engine-agnostic suites are about."""
+    return brought_by(pytestconfig)
 
 
 @pytest.hookimpl(trylast=True)
@@ -57,7 +70,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         return []
     try:
         return [
-            f"samebytes: {provenance_line(None)}",
+            f"samebytes: {provenance_line(None)}{brought_by(config).options}",
             *(
                 f"samebytes: model {family.name} {family.row('tiny').sha256}"
                 for family in load_families().values()

@@ -1,21 +1,36 @@
-"""Loads what users bring: ``package.module:factory``, from ``--engine`` and ``--scheduler``.
+"""What users bring: ``package.module:factory``, from ``--engine`` and ``--scheduler``.
 
-An engine factory takes the limits of its pools, one per stage, and returns a ``scheduler.engine.Engine``. A
-scheduler factory takes an engine and ``scheduler.limits.StepLimits`` and returns what
-``scheduler.loop.Scheduler`` offers.
+An engine factory takes the limits of its pools, one per stage, and returns an idle ``scheduler.engine.Engine``;
+it is called for every case and every answer alone, so keep what is costly between calls. A scheduler factory
+takes what ``scheduler.loop.Scheduler`` takes (an engine, a policy, ``scheduler.limits.StepLimits`` and
+``model_digest=""``) and returns what that class offers: ``begin`` gives a ``Flight`` whose batch the caller runs,
+``finish`` and ``fail`` give the step's ``StepRecord``, from which marks are counted.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from parity.engines.exact import ExactEngine
 from parity.errors import UsageError
+from parity.records import Tier
+from scheduler.engine import Engine
+from scheduler.limits import PoolLimits, StepLimits
+from scheduler.loop import Scheduler
+from scheduler.policies import make_policy
+
+EngineFactory = Callable[[tuple[PoolLimits, ...]], Engine]
+SchedulerFactory = Callable[..., Scheduler]
 
 ENGINE_OFFERS = ("limits", "execute", "apply")
 SCHEDULER_OFFERS = ("submit", "cancel", "preempt", "step", "begin", "finish", "fail", "take_completions",
                     "is_idle")
+OBSERVED = "observe_logits"  # an engine that calls what is put here has logits to compare
 
 
 def load_factory(specification: str) -> Callable[..., Any]:
@@ -25,10 +40,13 @@ def load_factory(specification: str) -> Callable[..., Any]:
         raise UsageError(f"{specification!r} names no factory",
                          why="it must be written package.module:factory",
                          todo="for instance tests.machine.examples:make_engine")
+    if os.getcwd() not in sys.path:  # a script's path begins at the script, a caller's package lies here
+        sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UsageError(f"module {module_name!r} cannot be imported", where=specification, why=str(error),
+    except Exception as error:  # whatever the module raises when it is imported is the caller's to mend
+        raise UsageError(f"module {module_name!r} cannot be imported", where=specification,
+                         why=f"{type(error).__name__}: {error}",
                          todo="install it, or run where it can be imported") from error
     factory = getattr(module, name, None)
     if factory is None:
@@ -46,3 +64,60 @@ def check_offers(made: object, offers: tuple[str, ...], *, specification: str) -
     if missing:
         raise UsageError(f"{type(made).__name__} lacks {', '.join(missing)}", where=specification,
                          todo="see scheduler/engine.py for the two protocols")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """The scheduler and the engine that a user brings; None is ours."""
+
+    scheduler: str | None = None
+    engine: str | None = None
+
+    @property
+    def scheduler_factory(self) -> SchedulerFactory:
+        """Makes the scheduler under test. Raises ``UsageError``."""
+        return Scheduler if self.scheduler is None else _checked(self.scheduler, SCHEDULER_OFFERS)
+
+    @property
+    def engine_factory(self) -> EngineFactory:
+        """Makes the engine under test; ours is the exact one. Raises ``UsageError``."""
+        return ExactEngine if self.engine is None else _checked(self.engine, ENGINE_OFFERS)
+
+    @property
+    def tier(self) -> Tier:
+        """What is compared unless somebody says otherwise: a user's engine need not show its logits."""
+        return Tier.BITS if self.engine is None else Tier.BYTES
+
+    @property
+    def options(self) -> str:
+        """As options of a command line, each with a space before it."""
+        named = (("scheduler", self.scheduler), ("engine", self.engine))
+        return "".join(f" --{name} {value}" for name, value in named if value is not None)
+
+    def why_no_bits(self) -> str:
+        """Why the logits of a user's engine can't be compared; empty if they can. Makes both once.
+
+        Raises ``UsageError`` when a factory can't be loaded or called, or its product lacks the protocol.
+        """
+        engine = self.engine_factory((PoolLimits(num_cells=64, num_sequences=8),))
+        self.scheduler_factory(engine, make_policy("fcfs"), StepLimits(), model_digest="")
+        return "" if self.engine is None or hasattr(engine, OBSERVED) else f"the engine offers no {OBSERVED}"
+
+
+OURS = Brought()
+
+
+def _checked(specification: str, offers: tuple[str, ...]) -> Callable[..., Any]:
+    """A factory that answers for its product."""
+    factory = load_factory(specification)
+
+    def make(*arguments: Any, **named: Any) -> Any:
+        try:
+            made = factory(*arguments, **named)
+        except Exception as error:  # a user's code: whatever it raises, it gave nothing to test
+            raise UsageError(f"{specification} cannot make one", why=f"{type(error).__name__}: {error}",
+                             todo="see parity/plugins.py for what a factory is given") from error
+        check_offers(made, offers, specification=specification)
+        return made
+
+    return make

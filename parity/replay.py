@@ -62,11 +62,7 @@ def replay(
         policy = (
             make_policy(case.policy, **dict(case.policy_options)) if policy_of is None else policy_of(case)
         )
-    made: list[Scheduler] = []
-
-    def make_scheduler(observer) -> Scheduler:
-        made.append(Scheduler(engine, policy, case.step_limits(), observer=observer))
-        return made[0]
+    scheduler = Scheduler(engine, policy, case.step_limits())
 
     def inject(fault: Fault) -> bool:
         if fault.kind in ENGINE_FAULTS:
@@ -74,4 +70,4 @@ def replay(
             return True
         return False
 
-    return Replay(Driver(case, make_scheduler, inject).drive(), made[0])
+    return Replay(Driver(case, scheduler, engine, inject).drive(), scheduler)

@@ -1,6 +1,7 @@
 """The only composer: a case becomes an engine, a scheduler, a run, answers of the oracle, and a verdict.
 
-``Runner`` works in the process that it is in; ``run_case`` does the same in a worker process that may die.
+``Runner`` works in the process that it is in; ``parity.contained.run_case`` does the same in a worker
+process that may die.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from parity.families import Family, load_family
 from parity.faults import full_disk, inject_fault, needs_own_process
 from parity.judge import Attempt, LogitsRecorder, judge
 from parity.models import ModelFile, resolve_model
-from parity.numerics import NumericsProfile
+from parity.models.facts import KV_VALUE_BYTES
+from parity.numerics import ROW, NumericsProfile
 from parity.oracle import Oracle
+from parity.plugins import Brought, SchedulerFactory
 from parity.records import Case, Fault, FaultKind, Outcome, Verdict, outcome_to_data
 from scheduler.limits import Layout, PoolLimits, Sharing
 from scheduler.loop import Scheduler
@@ -121,7 +124,13 @@ class Runner:
     # -- running
 
     def attempt(
-        self, case: Case, engine: SamplingEngine, family: Family, profile: NumericsProfile, file: ModelFile
+        self,
+        case: Case,
+        engine: SamplingEngine,
+        family: Family,
+        profile: NumericsProfile,
+        file: ModelFile,
+        make_scheduler: SchedulerFactory = Scheduler,
     ) -> Attempt:
         """Run a case once on an idle engine."""
         whole = pool_limits(case, family, profile)
@@ -133,23 +142,23 @@ class Runner:
         def inject(fault: Fault) -> bool:
             return inject_fault(engine, fault, split=case.split is not None)
 
-        def make_scheduler(observer) -> Scheduler:
-            return Scheduler(engine, policy, case.step_limits(), model_digest=file.sha256, observer=observer)
-
         try:
-            run = Driver(case, make_scheduler, inject).drive()
+            scheduler = make_scheduler(engine, policy, case.step_limits(), model_digest=file.sha256)
+            run = Driver(case, scheduler, engine, inject).drive()
         finally:
             engine.observe_logits, engine.fail_before_call = None, None
         return Attempt(run, recorder, engine.leftover_sequences(), getattr(engine, "lost", ""))
 
-    def run(self, case: Case, profile: NumericsProfile) -> Outcome:
+    def run(
+        self, case: Case, profile: NumericsProfile, make_scheduler: SchedulerFactory = Scheduler
+    ) -> Outcome:
         """Run a case twice, judge it against the oracle, and say what it came to."""
         family, file = known_family(case.family), known_model(case.model)
         layout_profile = profile.for_layout(case.layout)
         engine = self.engine(case, file, family, layout_profile)
         attempts = []
         for _ in range(2):
-            attempt = self.attempt(case, engine, family, layout_profile, file)
+            attempt = self.attempt(case, engine, family, layout_profile, file, make_scheduler)
             if attempt.lost and not any(fault.kind is FaultKind.STAGE_LOST for fault in attempt.run.fired):
                 return Outcome(case=case, verdict=Verdict.FAIL, crashed=True, reason=attempt.lost)
             attempts.append(attempt)
@@ -173,16 +182,29 @@ def run_case_here(arguments: dict[str, Any]) -> dict[str, Any]:
     """Entry point of the worker: JSON in, JSON out."""
     case = Case.from_json(arguments["case"])
     profile = NumericsProfile.from_json(arguments["profile"])
-    outcome = process_runner(arguments.get("n_threads", 1), arguments.get("stage_processes", False)).run(
-        case, profile
-    )
-    return outcome_to_data(outcome)
+    brought = Brought(scheduler=arguments.get("scheduler"))
+    runner = process_runner(arguments.get("n_threads", 1), arguments.get("stage_processes", False))
+    return outcome_to_data(runner.run(case, profile, brought.scheduler_factory))
+
+
+def check_settings(case: Case) -> None:
+    """Refuse a case that no engine can run. Raises ``UsageError``."""
+    try:
+        if not case.sessions:
+            raise ValueError("it has no sessions")
+        if case.kv_type not in KV_VALUE_BYTES:
+            raise ValueError(f"unknown kv_type {case.kv_type!r}; known: {', '.join(KV_VALUE_BYTES)}")
+        pool_limits(case, known_family(case.family), ROW.for_layout(case.layout))
+        make_policy(case.policy, **dict(case.policy_options))
+    except (TypeError, ValueError) as error:
+        raise UsageError("case cannot be run", why=str(error)) from error
 
 
 def check_case(case: Case) -> None:
-    """Refuse a case that cannot be run at all. Raises ``UsageError``."""
+    """Refuse a case that llama.cpp cannot run at all. Raises ``UsageError``."""
     if case.stage_cells and case.split is None:
         raise UsageError("stage_cells", where="case", why="no split is named", todo="name one")
+    check_settings(case)
     family = known_family(case.family)
     if case.layout is not Layout.STREAMS:
         most = family.engine.n_seq_max // (2 if family.needs_shadow else 1) - (1 if family.is_hybrid else 0)

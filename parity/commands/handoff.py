@@ -259,12 +259,8 @@ def timed_run(case: Case, engine: SamplingEngine) -> tuple[float, int]:
 
     engine.execute = timed
     try:
-        run = Driver(
-            case,
-            lambda observer: Scheduler(
-                engine, make_policy(case.policy), case.step_limits(), observer=observer
-            ),
-        ).drive()
+        scheduler = Scheduler(engine, make_policy(case.policy), case.step_limits())
+        run = Driver(case, scheduler, engine).drive()
     finally:
         del engine.execute
     if run.problems or len(run.completions) != len(case.sessions):

@@ -4,23 +4,21 @@ it catches.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from parity.conformance import make_machine
 from parity.engines.exact import ExactEngine, ExactModel, expected_tokens
-from parity.engines.exact_memory import ExactPool
 from parity.errors import UsageError
-from parity.plugins import ENGINE_OFFERS, check_offers, load_factory
-from scheduler.engine import Engine, MemoryOp, OpKind
+from parity.plugins import ENGINE_OFFERS, Brought, check_offers, load_factory
+from scheduler.engine import Engine, OpKind
 from scheduler.limits import PoolLimits, StepLimits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
+from scheduler.policies.base import Policy
 from scheduler.records import Request
+from tests.machine.examples import LeakyEngine
 from tests.scheduler.serving import OPTIMISTIC
 
 VOCABULARY = 1 << 30
@@ -60,25 +58,20 @@ def few(examples: int, *, shrink: bool = True) -> settings:
     )
 
 
-@pytest.mark.parametrize("options", [{}, OPTIMISTIC], ids=["reserving", "optimistic"])
-def test_reference_scheduler_keeps_the_laws_on_the_exact_engine(options: dict) -> None:
-    def make_scheduler(engine: Engine, steps: StepLimits) -> Scheduler:
-        return Scheduler(engine, make_policy("fcfs", **options), steps)
-
-    machine = make_machine(make_exact, scheduler_factory=make_scheduler, solo=exact_solo)
+def test_scheduler_keeps_the_laws_on_the_engine(brought: Brought) -> None:
+    """Ours, or what ``--scheduler`` and ``--engine`` name."""
+    own_engine = {} if brought.engine is None else {"engine_factory": brought.engine_factory, "solo": None}
+    parts = {"engine_factory": make_exact, "solo": exact_solo, **own_engine}
+    machine = make_machine(**parts, scheduler_factory=brought.scheduler_factory)
     run_state_machine_as_test(machine, settings=few(80))
 
 
-def test_a_users_engine_is_held_to_the_same_laws() -> None:
-    factory = load_factory("tests.machine.examples:make_engine")
-    run_state_machine_as_test(make_machine(factory, max_token=900), settings=few(25))
+def test_optimistic_reference_scheduler_keeps_the_laws_on_the_exact_engine() -> None:
+    def make_scheduler(engine: Engine, policy: Policy, steps: StepLimits) -> Scheduler:
+        return Scheduler(engine, make_policy("fcfs", **OPTIMISTIC), steps)
 
-
-def test_a_users_scheduler_is_held_to_the_same_laws() -> None:
-    factory = load_factory("tests.machine.examples:make_scheduler")
-    run_state_machine_as_test(
-        make_machine(make_exact, scheduler_factory=factory, solo=exact_solo), settings=few(25)
-    )
+    machine = make_machine(make_exact, scheduler_factory=make_scheduler, solo=exact_solo)
+    run_state_machine_as_test(machine, settings=few(80))
 
 
 class Forgetful(ExactEngine):
@@ -91,24 +84,10 @@ class Forgetful(ExactEngine):
             pool.apply = lambda op, real=real: None if op.kind is OpKind.REMOVE else real(op)
 
 
-class Leaky(ExactEngine):
-    """Wrong: a shared prefix is not quite what its donor computed."""
-
-    def __init__(self, limits: tuple[PoolLimits, ...]) -> None:
-        super().__init__(limits, exact_model(limits))
-        for pool in self.pools:
-            pool.apply = functools.partial(self._apply_wrongly, pool, pool.apply)
-
-    def _apply_wrongly(self, pool: ExactPool, apply: Callable[[MemoryOp], None], op: MemoryOp) -> None:
-        apply(op)
-        if op.kind is OpKind.COPY and pool.sequences[op.seq_id].cells:
-            pool.sequences[op.seq_id].folds[-1] ^= 1
-
-
-@pytest.mark.parametrize("wrong", [Forgetful, Leaky])
+@pytest.mark.parametrize("wrong", [Forgetful, LeakyEngine])
 def test_machine_kills_an_engine_with_wrong_memory(wrong: type[ExactEngine]) -> None:
     with pytest.raises(Exception):  # noqa: B017 - an abort, a failed law or step, whichever is first
-        run_state_machine_as_test(make_machine(wrong, solo=exact_solo), settings=few(100, shrink=False))
+        run_state_machine_as_test(make_machine(wrong), settings=few(100, shrink=False))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ RANKS = {
     "parity.exact_runner": 4,
     "parity.profiles": 4,  # found by running cases
     "parity.judge": 4,
+    "parity.own_engine": 4,
     "parity.runner": 4,
     # Everything else in parity is 3: engines, oracle, strategies, faults, checkers, models.
     "parity.bench": 5,
