@@ -11,32 +11,26 @@ from parity.ledger.claims import (
 from parity.ledger.outcomes import Figure, OutcomeLedger, Served, ledger_of, served_sessions
 from parity.ledger.rows import causal_pairs, history_rows, prefill_chunks, realised_rows
 from parity.ledger.service import ClientReport, ServiceLedger, client_reports, service_of, starved_clients
-from parity.ledger.tails import INSUFFICIENT, Tails, nearest_rank, tails_of, tpot_ms
 
 __all__ = [
     "BoundClaim",
     "ClientReport",
     "Coordinates",
     "Figure",
-    "INSUFFICIENT",
     "Measurement",
     "NotComparable",
     "OutcomeLedger",
     "Served",
     "ServiceLedger",
-    "Tails",
     "causal_pairs",
     "claim_vtc_bound",
     "client_reports",
     "difference",
     "history_rows",
     "ledger_of",
-    "nearest_rank",
     "prefill_chunks",
     "realised_rows",
     "served_sessions",
     "service_of",
     "starved_clients",
-    "tails_of",
-    "tpot_ms",
 ]

@@ -16,7 +16,6 @@ from parity.ledger import (
     Served,
     served_sessions,
     service_of,
-    tpot_ms,
 )
 from parity.ledger.outcomes import End
 from parity.policy_checks import busy_case
@@ -144,11 +143,10 @@ def served(emissions: tuple[float, ...], end: End = End.COMPLETED, slo: ServiceL
     )
 
 
-def test_tpot_of_one_output_is_none_and_its_request_can_still_be_valid():
+def test_request_of_one_output_has_no_gap_and_can_be_valid():
     one = served((10.0,), slo=ServiceLevel(ttft_ms=10.0, tbt_ms=1.0))
-    assert tpot_ms(one) is None
-    assert one.is_valid
-    assert tpot_ms(served((10.0, 30.0, 40.0))) == 15.0
+    assert one.gaps_ms == () and one.is_valid
+    assert served((10.0, 30.0, 40.0)).gaps_ms == (20.0, 10.0)
 
 
 # -- hidden truth and physical facts

@@ -9,13 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parity.ledger import (
-    INSUFFICIENT,
     BoundClaim,
     Coordinates,
     Figure,
     Measurement,
     NotComparable,
-    Tails,
     claim_vtc_bound,
     difference,
     ledger_of,
@@ -93,11 +91,6 @@ def test_outcomes_always_close(ends, limit):
     assert ledger.completed == ends.count(End.COMPLETED)
     with pytest.raises(ValueError, match="do not close"):
         replace(ledger, offered=len(ends) + 1)
-
-
-def test_a_percentile_of_too_small_a_sample_is_refused():
-    with pytest.raises(ValueError, match="100 needed"):
-        Tails(population="x", count=12, mean=1.0, p50=1.0, p95=INSUFFICIENT, p99=1.0)
 
 
 # -- claims

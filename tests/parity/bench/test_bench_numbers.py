@@ -24,10 +24,13 @@ def test_percentile_of_too_small_a_sample_is_none(percent, needed):
     assert needed_samples(percent) == needed
     assert percentile(list(range(needed - 1)), percent) is None
     assert percentile(list(range(needed)), percent) is not None
+    assert percentile([], percent) is None
 
 
 def test_percentile_is_the_nearest_rank_of_the_sorted_values():
     assert percentile([4, 1, 3, 2], 50) == 2
+    values = range(1, 21)
+    assert [percentile(values, p) for p in (1, 5, 6, 50, 51, 95, 100)] == [1, 1, 2, 10, 11, 19, 20]
     assert percentile(list(range(1, 101)), 99) == 99
 
 

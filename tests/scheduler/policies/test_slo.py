@@ -8,15 +8,7 @@ from fractions import Fraction
 
 import pytest
 
-from parity.ledger import (
-    INSUFFICIENT,
-    OutcomeLedger,
-    ledger_of,
-    nearest_rank,
-    served_sessions,
-    tails_of,
-    tpot_ms,
-)
+from parity.ledger import OutcomeLedger, ledger_of, served_sessions
 from scheduler.policies.cost import deadline_ms
 from scheduler.policies.dist_goodput import sweep_goodput
 from scheduler.records import Request, ServiceLevel, SessionState, SessionView
@@ -134,38 +126,6 @@ def test_saturation_closes_and_a_bounded_policy_serves_122_of_240(options, expec
         assert ledger.rejected == 0
         # 220 rows of excess are 110 requests that cannot be in time
         assert ledger.open + ledger.missed >= 110
-
-
-def test_98_values_of_10_and_two_of_500_have_mean_19_8_p95_10_and_p99_500():
-    tails = tails_of([10.0] * 98 + [500.0] * 2, population="ttft_ms of completed requests")
-    assert (tails.mean, tails.p95, tails.p99) == (19.8, 10.0, 500.0)
-
-
-@pytest.mark.parametrize(
-    ("count", "reported"),
-    [
-        (1, ()),
-        (2, ("p50",)),
-        (19, ("p50",)),
-        (20, ("p50", "p95")),
-        (99, ("p50", "p95")),
-        (100, ("p50", "p95", "p99")),
-    ],
-)
-def test_a_percentile_is_reported_only_from_its_least_sample_on(count, reported):
-    tails = tails_of([1.0] * count, population="x")
-    assert tuple(name for name in ("p50", "p95", "p99") if getattr(tails, name) != INSUFFICIENT) == reported
-
-
-def test_nearest_rank_is_the_ceiling_of_p_n():
-    values = [float(i) for i in range(1, 21)]
-    assert [nearest_rank(values, p) for p in (1, 5, 6, 50, 51, 95, 96, 100)] == [1, 1, 2, 10, 11, 19, 20, 20]
-
-
-def test_tpot_of_one_output_is_undefined():
-    one, two = served_sessions(play(session(1, 1), session(1, 2, first_token=2000)).run)
-    assert tpot_ms(one) is None
-    assert tpot_ms(two) == TICK_MS
 
 
 def test_goodput_is_the_last_swept_rate_before_attainment_falls_below_alpha():
