@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+import traceback
 
 import click
 
@@ -36,7 +37,10 @@ def commands() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with an ``ExitCode``; bad input costs one line on standard error."""
+    """Run the command line and exit with an ``ExitCode``.
+
+    On standard error bad input costs one line, a bug of ours a traceback.
+    """
     try:
         code = commands.main(arguments, standalone_mode=False)
     except UsageError as error:
@@ -48,6 +52,9 @@ def main(arguments: list[str] | None = None) -> None:
     except click.Abort:
         print("parity: interrupted", file=sys.stderr)
         code = ExitCode.UNKNOWN
+    except Exception:  # the boundary of the program: a bug of ours must not look like a failed check
+        traceback.print_exc()
+        code = ExitCode.INTERNAL
     sys.exit(int(code) if isinstance(code, int) else 0)
 
 

@@ -95,7 +95,7 @@ def run_exact_case(case: Case) -> Outcome:
         return judge_exact(case, run, problems)
     except EngineAbort as abort:
         return Outcome(case=case, verdict=Verdict.FAIL, crashed=True, reason=str(abort))
-    except Exception as error:  # a bug of scheduler or checkers is what a case came to, not the end of the run
+    except Exception as error:  # a bug of ours is what a case came to, not the end of the run
         line = " ".join(f"{type(error).__name__}: {error}".split())
         return Outcome(
             case=case,

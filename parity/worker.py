@@ -37,6 +37,14 @@ class WorkerDied(Exception):
         super().__init__(reason)
 
 
+class CallFailed(RuntimeError):
+    """The call raised, not for bad input: a bug of what was called. ``stderr`` has the traceback."""
+
+    def __init__(self, line: str, stderr: str) -> None:
+        self.stderr = stderr
+        super().__init__(line)
+
+
 class Worker:
     """A process with its own environment, started at the first call and again after a death."""
 
@@ -46,8 +54,7 @@ class Worker:
         self._stderr = None
 
     def call(self, function: str, arguments: dict[str, Any], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """Answer of ``function(arguments)``. Raises ``WorkerDied``, ``UsageError`` or ``RuntimeError`` (a
-        bug)."""
+        """Answer of ``function(arguments)``. Raises ``WorkerDied``, ``UsageError`` or ``CallFailed``."""
         process = self._running()
         self._stderr.seek(0, os.SEEK_END)
         begin = self._stderr.tell()
@@ -63,7 +70,7 @@ class Worker:
         if "usage" in answer:
             raise UsageError(answer["usage"])
         if "error" in answer:
-            raise RuntimeError(f"worker: {answer['error']}")
+            raise CallFailed(answer["error"], self._said_since(begin))
         return answer["answer"]
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -94,16 +101,19 @@ class Worker:
         if timed_out:
             process.kill()
         code = process.wait()
-        self._stderr.seek(0, os.SEEK_END)
-        begin = max(begin, self._stderr.tell() - STDERR_TAIL_BYTES)
-        self._stderr.seek(begin)
-        stderr = self._stderr.read().decode(errors="replace")
+        stderr = self._said_since(begin)
         self.close()
         if timed_out:
             return WorkerDied(f"no answer within {timeout_s:g} s, ended", stderr)
         said = engine_message(stderr)
         ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         return WorkerDied(f"{ended}{': ' + said if said else ''}", stderr)
+
+    def _said_since(self, begin: int) -> str:
+        """What the process wrote to standard error from offset ``begin`` on; of much, the end."""
+        end = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(begin, end - STDERR_TAIL_BYTES))
+        return self._stderr.read().decode(errors="replace")
 
     @property
     def pid(self) -> int | None:
@@ -151,11 +161,9 @@ def serve() -> None:
             reply = {"answer": getattr(importlib.import_module(module), name)(message["arguments"])}
         except UsageError as error:
             reply = {"usage": error.line}
-        except (
-            Exception
-        ) as error:  # the boundary of the process: a bug in a call must reach the caller as its error
+        except Exception as error:  # the boundary of the process: a bug in a call must reach the caller
             traceback.print_exc()
-            reply = {"error": f"{type(error).__name__}: {error}"}
+            reply = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
         answers.write(json.dumps(reply).encode() + b"\n")
         answers.flush()
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
+from parity.case_files import load_case
 from parity.cause import diagnose
-from parity.errors import ExitCode, UsageError
+from parity.errors import ExitCode
 from parity.mutants import find_mutant
-from parity.records import Case
 from parity.rerun import Rerun
 
 
@@ -20,13 +20,7 @@ from parity.rerun import Rerun
 @click.option("--mutant", metavar="NAME", help="Plant a known fault.")
 def command(file: Path, exact: bool, mutant: str | None) -> ExitCode:
     """Take a failing case apart: minimal set of neighbours, first bad step, cause with its evidence."""
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            "case cannot be read", where=str(file), why=str(error), todo="name a case file"
-        ) from error
-    case = Case.from_json(text, where=str(file))
+    case = load_case(file)
     if mutant is not None:
         find_mutant(mutant)
     run = Rerun(exact=exact, mutant=mutant)

@@ -19,11 +19,13 @@ from parity.commands import check_endpoint
 from parity.errors import ExitCode, UsageError
 from parity.families import family_names, load_family
 from parity.models import resolve_model
+from parity.plugins import Brought, brought_options
 from parity.provenance import provenance, provenance_line
 from parity.records import Tier, Verdict
 from parity.store import save_text
 from parity.suite import SuiteResult, run_suite
 from scheduler.limits import Layout
+from scheduler.policies import policy_names
 
 
 @click.command()
@@ -38,7 +40,14 @@ from scheduler.limits import Layout
 @click.option(
     "--model", metavar="SPEC", help="A model instead of the tiny row, e.g. qwen3next:q8_0 or a GGUF's path."
 )
-@click.option("--policy", default="fcfs", show_default=True, help="Scheduling policy.")
+@click.option(
+    "--policy",
+    default="fcfs",
+    show_default=True,
+    type=click.Choice(policy_names()),
+    metavar="NAME",
+    help="Scheduling policy.",
+)
 @click.option(
     "--sessions",
     default=200,
@@ -48,11 +57,11 @@ from scheduler.limits import Layout
 )
 @click.option(
     "--tier",
-    default="bits",
-    show_default=True,
+    show_default="bits; bytes with --engine",
     type=click.Choice([tier.value for tier in Tier]),
     help="What is compared: logits bit by bit, or output bytes.",
 )
+@brought_options
 @click.option("--seed", type=int, help="Explore other cases than the derandomised default.")
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(min=1), help="Processes.")
 @click.option(
@@ -71,7 +80,9 @@ def command(
     model: str | None,
     policy: str,
     sessions: int,
-    tier: str,
+    tier: str | None,
+    scheduler: str | None,
+    engine: str | None,
     seed: int | None,
     jobs: int,
     json_path: Path | None,
@@ -85,10 +96,11 @@ def command(
         if model is None:
             raise UsageError("--endpoint needs --model", why="it is the model's name at the server")
         return context.invoke(
-            check_endpoint.command, url=endpoint, model=model, tier=tier, json_path=json_path
+            check_endpoint.command, url=endpoint, model=model, tier=tier, seed=seed or 0, json_path=json_path
         )
     chosen = choose_families(families, model)
-    suites = [(name, layout) for name in chosen for layout in (map(Layout, layouts) if layouts else Layout)]
+    brought = Brought(scheduler=scheduler, engine=engine)
+    suites = [(name, layout) for name in chosen for layout in choose_layouts(layouts, brought)]
     console = Console(stderr=True)
     click.echo(provenance_line(seed))
     started = monotonic()
@@ -97,7 +109,8 @@ def command(
         "policy": policy,
         "min_sessions": sessions,
         "seed_value": seed,
-        "tier": Tier(tier),
+        "tier": brought.tier if tier is None else Tier(tier),
+        "brought": brought,
     }
     results = run_suites(suites, options, jobs=jobs, console=console)
     verdict = Verdict.merge(result.verdict for result in results)
@@ -130,6 +143,20 @@ def choose_families(families: tuple[str, ...], model: str | None) -> list[str]:
             todo="leave --family out",
         )
     return [own]
+
+
+def choose_layouts(layouts: tuple[str, ...], brought: Brought) -> list[Layout]:
+    """Layouts to check; what is brought is tried here once. Raises ``UsageError``."""
+    brought.why_no_bits()
+    if brought.engine is None:
+        return list(map(Layout, layouts or Layout))
+    if Layout.STOCK.value in layouts:
+        raise UsageError(
+            "--layout stock with --engine",
+            why="stock is how llama.cpp places cells",
+            todo="name unified or streams",
+        )
+    return list(map(Layout, layouts)) or [Layout.UNIFIED, Layout.STREAMS]
 
 
 def run_suites(

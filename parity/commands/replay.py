@@ -6,23 +6,23 @@ from pathlib import Path
 
 import click
 
+from parity.case_files import load_case
 from parity.contained import run_case
-from parity.errors import ExitCode, UsageError
+from parity.errors import ExitCode
 from parity.explain import explain_outcome
+from parity.plugins import Brought, brought_options
 from parity.provenance import provenance_line
-from parity.records import Case
 
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-def command(file: Path) -> ExitCode:
+@brought_options
+def command(file: Path, scheduler: str | None, engine: str | None) -> ExitCode:
     """Run the case in FILE against its oracle, contained in a worker process."""
-    try:
-        text = file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("case file cannot be read", where=str(file), why=str(error)) from error
-    case = Case.from_json(text, where=str(file))
+    case = load_case(file)
     click.echo(provenance_line(case.seed))
-    outcome = run_case(case)
-    click.echo(explain_outcome(outcome, case_file=file))
+    brought = Brought(scheduler=scheduler, engine=engine)
+    brought.why_no_bits()
+    outcome = run_case(case, brought=brought)
+    click.echo(explain_outcome(outcome, case_file=file, options=brought.options))
     return outcome.verdict.exit_code

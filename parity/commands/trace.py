@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
+from parity.case_files import load_case
 from parity.errors import ExitCode, UsageError
 from parity.records import Case
+from parity.runner import check_settings
 from parity.store import save_text
 from parity.trace_view.collect import ENGINES, view_of_exact_run, view_of_real_run
 from parity.trace_view.draw import draw_trace
 from parity.trace_view.records import TraceView
-from scheduler.policies import make_policy
 
 
 @click.command()
@@ -34,18 +35,10 @@ from scheduler.policies import make_policy
 @click.option("--policy", metavar="NAME", help="Run the case under this policy instead of its own.")
 def command(file: Path, out: Path, engine: str | None, policy: str | None) -> ExitCode:
     """Run the case in the file CASE and draw its trace."""
-    try:
-        case = Case.from_json(file.read_text(encoding="utf-8"), where=str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError("case file cannot be read", where=str(file), why=str(error)) from error
+    case = load_case(file)
     if policy is not None:
         case = replace(case, policy=policy, policy_options=())
-    try:
-        make_policy(case.policy, **dict(case.policy_options))
-    except ValueError as error:
-        raise UsageError(
-            "policy cannot be made", where=str(file), why=str(error), todo="see `parity policies`"
-        ) from error
+    check_settings(case)
     view = look(case, engine)
     save_text(out, draw_trace(view))
     click.echo(f"{out}: {view.steps} steps of {len(view.lanes)} sessions under {view.policy}, {view.engine}")

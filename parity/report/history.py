@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from parity.case_files import load_case
 from parity.drive import session_index
 from parity.errors import UsageError
 from parity.gate.records import CheckKind, GateCheck, GateResult
@@ -69,12 +70,12 @@ def gather_histories(result: GateResult) -> list[History]:
 
 
 def _of_check(check: GateCheck) -> History:
-    """The shrunk case of a failing check, run once more."""
-    title = f"{check.name}, the shrunk failing case"
+    """The case that a failing check kept, run once more."""
+    title = f"{check.name}, its failing case"
     try:
-        case = Case.from_json(Path(check.case_file).read_text(encoding="utf-8"), where=check.case_file)
-    except OSError as error:
-        return History(title=title, check=check.name, steps=0, sessions=0, problem=str(error.strerror))
+        case = load_case(Path(check.case_file))
+    except UsageError as error:
+        return History(title=title, check=check.name, steps=0, sessions=0, problem=error.line)
     return run_history(case, title=title, check=check.name)
 
 

@@ -7,7 +7,9 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from parity.case_files import load_case
 from parity.cli import commands, main
+from parity.commands import check
 from parity.errors import ExitCode, UsageError
 from parity.records import Case
 
@@ -60,6 +62,7 @@ def test_check_writes_its_counts_and_exits_with_its_verdict(tmp_path) -> None:
         (["check", "--sessions", "0"], "sessions"),
         (["check", "--layout", "paged"], "layout"),
         (["replay", "no-such-file.json"], "cannot be read"),
+        (["check", "--policy", "nosuch"], "'nosuch' is not one of"),
         (["doctor", "no-such-file.gguf"], "no-such-file.gguf"),
     ],
 )
@@ -115,6 +118,53 @@ CASE = {
         }
     ],
 }
+
+
+@pytest.mark.parametrize("command", [["replay"], ["bisect", "--exact"], ["trace", "--html", "out.html"]])
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"policy": "nosuch"}, "unknown policy 'nosuch'"),
+        ({"policy_options": [["nosuch", 1]]}, "nosuch"),
+        ({"kv_type": "q1"}, "unknown kv_type 'q1'"),
+        ({"num_sequences": 0}, "0 sequences"),
+        ({"pool_cells": 0}, "pool of 0 cells"),
+        ({"sessions": []}, "no sessions"),
+    ],
+)
+def test_case_that_cannot_be_run_costs_one_line_and_exit_64(
+    command: list[str], changed: dict, says: str, tmp_path, capsys
+) -> None:
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps({**CASE, **changed}), encoding="utf-8")
+
+    code, error = run_main([*command, str(path)], capsys)
+
+    assert code == ExitCode.USAGE
+    assert says in error and error.count("\n") == 1
+
+
+def test_case_file_is_read_as_utf_8_or_refused(tmp_path, capsys) -> None:
+    path = tmp_path / "case.json"
+    path.write_bytes(json.dumps({**CASE, "model": "modèle.gguf"}, ensure_ascii=False).encode("utf-8"))
+    assert load_case(path).model == "modèle.gguf"
+
+    path.write_bytes(b"\xff\xfe")
+    for command in (["replay"], ["bisect"], ["trace", "--html", "out.html"]):
+        code, error = run_main([*command, str(path)], capsys)
+        assert code == ExitCode.USAGE
+        assert "cannot be read" in error and error.count("\n") == 1
+
+
+def test_bug_of_ours_prints_its_traceback_and_exits_70(monkeypatch, capsys) -> None:
+    def broken(*arguments, **options):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(check, "run_suites", broken)
+    code, error = run_main(["check", "--family", "llama", "--sessions", "1"], capsys)
+
+    assert code == ExitCode.INTERNAL == 70
+    assert "Traceback" in error and "KeyError: 'a bug'" in error
 
 
 def test_case_file_round_trips() -> None:

@@ -137,7 +137,7 @@ def test_command_runs_a_case_under_another_policy(tmp_path):
     [
         ("{}", [], "case cannot be read"),
         (None, [], "case file cannot be read"),
-        ("case", ["--policy", "fastest"], "policy cannot be made"),
+        ("case", ["--policy", "fastest"], "unknown policy .fastest."),
     ],
 )
 def test_command_says_in_one_line_what_is_wrong(text, options, said, tmp_path):
