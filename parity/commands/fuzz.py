@@ -64,6 +64,9 @@ REGRESSIONS = Path("tests") / "regressions"
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed explores the same cases.")
 @click.option("--collect", is_flag=True, help="Go on after a failure, and keep one case of each kind.")
+@click.option(
+    "--require-coverage", is_flag=True, help="Unknown, not pass, if a mark or a pair of features is missing."
+)
 @click.option("--exact", is_flag=True, help="On the exact engine instead of llama.cpp.")
 @click.option("--mutant", metavar="NAME", help="Plant a known fault, to see it found.")
 @click.option(
@@ -103,6 +106,7 @@ def command(
     batches: int | None,
     jobs: int,
     collect: bool,
+    require_coverage: bool,
     exact: bool,
     mutant: str | None,
     executor: str,
@@ -137,7 +141,10 @@ def command(
     if json_path is not None:
         save_text(json_path, json.dumps({"seed": seed, "shard": shard, **tally.to_data()}, indent=1) + "\n")
     _report(tally)
-    return ExitCode.FAIL if tally.found else ExitCode.PASS if tally.cases else ExitCode.UNKNOWN
+    if tally.found:
+        return ExitCode.FAIL
+    missing = require_coverage and (tally.missing_marks or tally.missing_pairs)
+    return ExitCode.UNKNOWN if missing or not tally.cases else ExitCode.PASS
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -130,6 +130,18 @@ def fuzz(*arguments: object):
     return CliRunner().invoke(command, list(map(str, arguments)), standalone_mode=False)
 
 
+def test_missing_coverage_is_unknown_where_it_is_required(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    tiny = ("--family", "llama", "--policy", "fcfs", "--exact", "--batches", 1, "--jobs", 1, "--out", tmp_path)
+    required = fuzz(*tiny, "--require-coverage")
+    assert required.return_value is ExitCode.UNKNOWN
+    assert "marks never hit: " in required.output and "pairs of features never seen: " in required.output
+    assert fuzz(*tiny).return_value is ExitCode.PASS
+    monkeypatch.setattr("parity.campaign_run.MARKS", ("concurrent",))
+    assert fuzz(*tiny, "--require-coverage").return_value is ExitCode.UNKNOWN  # pairs alone
+    monkeypatch.setattr("parity.campaign_run.FEATURE_PAIRS", ())
+    assert fuzz(*tiny, "--require-coverage").return_value is ExitCode.PASS
+
+
 def test_failure_stops_the_campaign_and_is_shrunk_stored_and_remembered(tmp_path: Path):
     database, out = tmp_path / "database", tmp_path / "out"
     options = (
@@ -151,8 +163,8 @@ def test_failure_stops_the_campaign_and_is_shrunk_stored_and_remembered(tmp_path
     assert first.return_value is ExitCode.FAIL, first.output
     totals = json.loads((tmp_path / "fuzz.json").read_text())
     assert 0 < len(totals["batches"]) <= 3 and totals["failures"] > 0
-    found = {tuple(item["signature"]): item for item in totals["found"]}
-    stored = Case.from_json(Path(found["divergence",]["file"]).read_text())
+    files = [item["file"] for item in totals["found"] if item["signature"][0] == "divergence"]
+    stored = Case.from_json(Path(files[0]).read_text())
     assert len(stored.sessions) <= 3
     assert "parity replay" in first.output
 
