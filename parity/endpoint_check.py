@@ -32,7 +32,8 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointOptions:
-    """What is asked and how. Rounds under load go on for at least ``duration_s``. ``results`` is a file of
+    """What is asked and how. ``tier`` None compares what the server gives: log probabilities, if it gives
+    any. Rounds under load go on for at least ``duration_s``. ``results`` is a file of
     JSON lines: what is in it is not asked again."""
 
     concurrency: int = 16
@@ -41,7 +42,7 @@ class EndpointOptions:
     rounds: int = 2
     temperature: float = 0.0
     seed: int = 0
-    tier: Tier = Tier.BYTES
+    tier: Tier | None = None
     disconnects: int = 4
     stagger_s: float = 0.5
     api_key: str = ""

@@ -82,17 +82,18 @@ def judge(
     asked: Sequence[Asked],
     *,
     prompts: int,
-    tier: Tier,
+    tier: Tier | None,
     most_in_flight: int,
     alone_rounds: int,
     load_rounds: int,
 ) -> tuple[Verdict, dict[str, Any]]:
-    """Verdict and report. A prompt that is not stable alone is a failure of its own and is not compared under
-    load."""
+    """Verdict and report. A prompt that is not stable alone fails by itself and is not compared under load.
+    ``tier`` None is bits where the server gives log probabilities, else bytes."""
+    has_logprobs = any(item.answer.logprobs for item in asked)
+    tier = tier or (Tier.BITS if has_logprobs else Tier.BYTES)
     by_prompt, errors = by_prompt_and_errors(asked, prompts)
     divergences: list[dict[str, Any]] = []
-    stable = differ_alone = differ_load = differ_logprobs = compared = 0
-    most_distinct, distance = 0, 0.0
+    stable = differ_alone = differ_load = differ_logprobs = compared = most_distinct = distance = 0
     for items in by_prompt.values():
         alone = [item for item in items if item.is_alone]
         most_distinct = max(most_distinct, len({(i.answer.text, i.answer.tokens) for i in items}))
@@ -114,9 +115,8 @@ def judge(
         differ_logprobs += not found and any(apart)
         distance = max([distance, *apart]) if not found else distance
     failed = differ_alone or differ_load or (tier is Tier.BITS and differ_logprobs)
-    missing = len(errors) or compared < prompts or most_in_flight < 2
-    has_logprobs = any(item.answer.logprobs for item in asked)
-    unproved = missing or (tier is Tier.BITS and not has_logprobs)
+    unproved = len(errors) or compared < prompts or most_in_flight < 2
+    unproved = unproved or (tier is Tier.BITS and not has_logprobs)
     verdict = Verdict.FAIL if failed else Verdict.UNKNOWN if unproved else Verdict.PASS
     divergences.sort(key=lambda item: (item["round"], item["prompt"]))
     return verdict, {

@@ -28,10 +28,8 @@ _AT_LEAST_ONE = click.IntRange(1)
 @click.option("--seed", default=0, show_default=True)
 @click.option(
     "--tier",
-    default="bytes",
-    show_default=True,
     type=click.Choice([tier.value for tier in Tier]),
-    help="bits: log probabilities must be equal too.",
+    help="bits: log probabilities must be equal too.  [default: bits if the server gives them, else bytes]",
 )
 @click.option(
     "--disconnects",
@@ -63,7 +61,7 @@ _AT_LEAST_ONE = click.IntRange(1)
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here."
 )
-def command(url: str, model: str, tier: str, json_path: Path | None, **options) -> ExitCode:
+def command(url: str, model: str, tier: str | None, json_path: Path | None, **options) -> ExitCode:
     """Ask the server at URL every prompt alone, twice, then all at once, and compare.
 
     Exit code 0: same answers, 1: an answer differs, 2: not proved (requests failed or nothing overlapped).
@@ -74,12 +72,12 @@ def command(url: str, model: str, tier: str, json_path: Path | None, **options) 
         verdict, report = check_endpoint(
             url,
             model,
-            EndpointOptions(tier=Tier(tier), **options),
+            EndpointOptions(tier=tier and Tier(tier), **options),
             lambda done, total: progress.update(task, completed=done, total=total),
         )
     for line in summary_lines(report):
         click.echo(line)
-    click.echo(f"verdict: {verdict.value} (tier {tier})")
+    click.echo(f"verdict: {verdict.value} (tier {report['tier']})")
     if json_path is not None:
         save_text(json_path, json.dumps(report, indent=1) + "\n")
     return verdict.exit_code
