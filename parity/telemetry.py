@@ -1,10 +1,12 @@
-"""Reads the scheduler's telemetry, JSON lines of one record a step, sums it and draws it."""
+"""Writes the scheduler's telemetry, JSON lines of one record a step, reads it, sums it and draws it."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,31 @@ Step = dict[str, float]
 TOKENS = {"prefill_tokens": "prefill", "decode_tokens": "decode", "recompute_tokens": "recompute"}
 QUEUES = {"running": "running", "waiting": "waiting", "suspended": "suspended"}
 POOL = {"cells_used": "used", "cells_available": "available", "cells_shared": "shared more than once"}
+
+
+@contextlib.contextmanager
+def step_log(path: Path | None) -> Iterator[Callable[[StepRecord], None]]:
+    """Writes each record that it is given as a line, at once, so that nothing is lost with the process; None
+    writes nothing. Raises ``UsageError``. A disk that fills up ends the log and not the serving."""
+    if path is None:
+        yield lambda record: None
+        return
+    try:
+        file = open(path, "wb", buffering=0)
+    except OSError as error:
+        raise UsageError("telemetry cannot be written", where=str(path), why=error.strerror) from error
+
+    def write(record: StepRecord) -> None:
+        nonlocal file
+        try:
+            if file is not None:
+                file.write(record.to_json().encode() + b"\n")
+        except OSError as error:
+            file = None
+            print(f"telemetry ends here: {path}: {error.strerror}", file=sys.stderr)
+
+    with file:
+        yield write
 
 
 def read_steps(path: Path) -> list[Step]:
@@ -41,7 +68,7 @@ def read_steps(path: Path) -> list[Step]:
         steps.append(step)
     if not steps:
         raise UsageError(
-            "no step record", where=str(path), todo="write StepRecord.to_json() of every step, a line each"
+            "no step record", where=str(path), todo="write one with parity serve or bench --telemetry FILE"
         )
     return steps
 
@@ -71,7 +98,7 @@ def plot_steps(steps: list[Step], *, kind: str) -> bytes:
 
     figure = Figure(figsize=(11, 8), layout="constrained")
     pool, queues, tokens = figure.subplots(3, 1, sharex=True)
-    numbers = [step["step"] for step in steps]
+    numbers = list(range(len(steps)))  # not the schedulers' own: a bench has one for each of its points
     _lines(pool, numbers, steps, POOL, "cells")
     _lines(queues, numbers, steps, QUEUES, "sessions")
     tokens.stackplot(

@@ -223,7 +223,7 @@ class Memory:
     def counts(self, record: StepRecord | None = None) -> StepRecord:
         """Cells and ids now, in a record: what is available in the tightest stage, the rest of the first."""
         record, pool = StepRecord() if record is None else record, self.pools[0]
-        record.cells_used = pool.num_used()
+        record.cells_used, record.cells_retired = pool.num_used(), len(pool.retired)
         record.cells_available = min(pool.num_available() for pool in self.pools)
         record.cells_shared = sum(len(owner.cells) for owner in pool.owners.values()) - record.cells_used
         record.ids_retired, record.slots_used = len(pool.retired_left), len(pool.owners)

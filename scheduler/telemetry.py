@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 GAUGES = ("step", "now_ms", "running", "waiting", "suspended", "cells_used", "cells_available",
-          "cells_shared", "ids_retired", "slots_used")
+          "cells_shared", "cells_retired", "ids_retired", "slots_used")
 COUNTERS = ("admitted", "preempted", "resumed", "cancelled", "refused", "finished", "failed",
             "prefill_tokens", "decode_tokens", "recompute_tokens", "prefix_hits", "prefix_misses",
             "prefix_tokens_saved", "calls", "engine_failures", "step_ms", "engine_ms")

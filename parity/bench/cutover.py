@@ -33,7 +33,7 @@ class Margins:
     curve: float = 1.0
     single_user: float = 0.97
     prefix_ttft: float = 1.0
-    prefix_ttft_recurrent: float = 0.0
+    prefix_ttft_recurrent: float = 1.0
     kv_bytes: float = 1.05
 
 
@@ -262,10 +262,11 @@ def overload_row(model: str, run: BenchRun) -> GateRow:
 
 
 def median_ratio(pairs: list[tuple[dict[str, Any], dict[str, Any]]], name: str) -> float | None:
-    """Median over pairs of new over old; None where a side has no number. Nothing over nothing is 1."""
+    """Median over pairs of new over old; None where a side has no number, or failed requests. Nothing over
+    nothing is 1."""
     ratios = []
     for old, new in pairs:
-        if old.get(name) is None or new.get(name) is None:
+        if old.get(name) is None or new.get(name) is None or old.get("failed") or new.get("failed"):
             return None
         if old[name]:
             ratios.append(new[name] / old[name])
@@ -276,6 +277,8 @@ def median_ratio(pairs: list[tuple[dict[str, Any], dict[str, Any]]], name: str) 
 
 def sides(pairs: list[tuple[dict[str, Any], dict[str, Any]]], name: str, unit: str) -> str:
     """Both sides' medians as text."""
+    if failed := sum(side.get("failed") or 0 for pair in pairs for side in pair):
+        return f"{failed} requests failed"
     values = [
         [side[name] for side in column if side.get(name) is not None] for column in zip(*pairs, strict=True)
     ]

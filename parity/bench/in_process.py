@@ -35,8 +35,7 @@ class _Live:
 
 class InProcessDriver:
     """One run of a list of jobs on an idle engine; make another for another run. ``policy`` and
-    ``prefix_cache`` replace those of the served model; ``record_batch`` is called with every executed
-    batch."""
+    ``prefix_cache`` replace those of the served model; ``recorder`` executes in place of its engine."""
 
     def __init__(
         self,
@@ -69,13 +68,10 @@ class InProcessDriver:
         """``concurrency`` requests at any time; a conversation keeps its place until its last turn."""
         waiting = deque(jobs)
         self._begin()
-        for _ in range(min(concurrency, len(waiting))):
-            self._send(waiting.popleft(), due_s=0.0)
-        while self._live:
-            for job in self._step():
-                follower = job or (waiting.popleft() if waiting else None)
-                if follower is not None:
-                    self._send(follower, due_s=self._now())
+        while waiting or self._live:
+            while waiting and len(self._live) < concurrency:  # a refused request leaves its place to the next
+                self._send(waiting.popleft(), due_s=self._now())
+            self._step_and_follow()
         return self._end()
 
     def run_open(
@@ -94,10 +90,8 @@ class InProcessDriver:
                 due_s, job = waiting.popleft()
                 self._send(job, due_s=due_s)
             if self._live:
-                for follower in self._step():
-                    if follower is not None:
-                        self._send(follower, due_s=self._now())
-            else:
+                self._step_and_follow()
+            elif waiting:  # none is left when the last one was refused
                 time.sleep(max(0.0, waiting[0][0] - self._now()))
         return self._end()
 
@@ -133,6 +127,12 @@ class InProcessDriver:
                 )
             )
 
+    def _step_and_follow(self) -> None:
+        """One step; conversations whose turn ended in it go on at once."""
+        for follower in self._step() if self._live else ():
+            if follower is not None:
+                self._send(follower, due_s=self._now())
+
     def _step(self) -> list[Job | None]:
         """One step; for every request that ended, the next turn of its conversation or None."""
         scheduler, begin_s = self._scheduler, self._now()
@@ -150,6 +150,7 @@ class InProcessDriver:
             record.engine_ms = (landed_s - launch_s) * 1e3
         record.step_ms = (self._now() - begin_s) * 1e3
         self._totals.add(record.as_dict())
+        self.served.note_step(record)
         if self._totals.steps % GAUGE_EVERY_STEPS == 1:
             self._gauge(record.running)
         return [self._finish(completion) for completion in scheduler.take_completions()]

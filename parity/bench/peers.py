@@ -253,25 +253,17 @@ def llama_server_command(binary: Path, settings: EngineSettings, port: int) -> l
 
 def own_server_command(settings: EngineSettings, port: int) -> list[str]:
     """``parity serve`` with the same settings, in a process of its own."""
-    return [
-        sys.executable,
-        "-m",
-        "parity.cli",
-        "serve",
-        settings.model,
-        "--port",
-        str(port),
-        "--threads",
-        str(settings.n_threads),
-        "--n-ctx",
-        str(settings.pool_cells),
-        "--max-num-seqs",
-        str(settings.max_num_seqs),
-        "--kv-type",
-        settings.kv_type,
-        "--layout",
-        settings.layout.value,
-    ]
+    options = {
+        "--port": port,
+        "--threads": settings.n_threads,
+        "--n-ctx": settings.pool_cells,
+        "--max-num-seqs": settings.max_num_seqs,
+        "--state-budget": settings.state_budget_bytes,
+        "--kv-type": settings.kv_type,
+        "--layout": settings.layout.value,
+    }
+    given = [str(part) for pair in options.items() if pair[1] is not None for part in pair]
+    return [sys.executable, "-m", "parity.cli", "serve", settings.model, *given]
 
 
 def server_row(

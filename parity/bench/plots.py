@@ -56,7 +56,7 @@ def _series(rows: Sequence[dict[str, Any]], x: str, y: str) -> dict[str, list[tu
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         if row.get(y) is not None:
-            label = " ".join(str(row[key]) for key in ("policy", "mix", "prefix") if row.get(key))
+            label = " ".join(str(row[key]) for key in ("mix", "prefix") if row.get(key))
             series.setdefault(label, []).append((row[x], row[y]))
     return {label: sorted(points) for label, points in series.items()}
 

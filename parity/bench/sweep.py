@@ -91,6 +91,7 @@ def run_sweep(
                 **summarise(
                     run, goodput=options.goodput, metrics=options.metrics, percentiles=options.percentiles
                 ),
+                "first_error": next((record.error for record in run.requests if record.error), ""),
             }
             if path is not None:
                 details = [asdict(record) for record in run.requests] if options.save_detailed else []

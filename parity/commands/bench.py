@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from parity.bench.in_process import InProcessDriver
 from parity.bench.over_http import HttpDriver, check_reachable
 from parity.bench.plots import save_plots
 from parity.bench.summary import METRICS, Goodput
@@ -20,8 +21,10 @@ from parity.bench.sweep import Point, SweepOptions, csv_text, run_sweep
 from parity.bench.workload import MIXES, Lengths, PrefixShape, Workload
 from parity.errors import ExitCode, UsageError
 from parity.provenance import provenance_line
-from parity.serve.options import engine_options, settings_from
+from parity.serve.options import engine_options, settings_from, telemetry_option
+from parity.serve.served_model import EngineSettings, open_served
 from parity.store import save_text
+from parity.telemetry import step_log
 
 DEFAULT_CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
 _AT_LEAST_ONE = click.IntRange(1)
@@ -65,9 +68,13 @@ _AT_LEAST_ONE = click.IntRange(1)
 @click.option(
     "--goodput", "objectives", multiple=True, metavar="NAME:MS", help="ttft:MS, tpot:MS or e2el:MS."
 )
+@click.option(
+    "--allow-failures", is_flag=True, help="Exit 0 though requests failed, e.g. past the ceiling on purpose."
+)
 @click.option("--percentile-metrics", default="ttft,tpot,itl,e2el", show_default=True)
 @click.option("--metric-percentiles", default="50,99", show_default=True)
 @click.option("--seed", default=0, show_default=True)
+@telemetry_option
 @click.option(
     "--save-result", is_flag=True, help="Keep every point, JSON, CSV and plots in --result-dir, and reuse it."
 )
@@ -85,9 +92,15 @@ def command(
     objectives: tuple[str, ...],
     percentile_metrics: str,
     metric_percentiles: str,
+    allow_failures: bool,
+    telemetry_path: Path | None,
     **options: Any,
 ) -> ExitCode:
-    """Measure MODEL. Percentiles that a sample cannot carry are left empty, never guessed."""
+    """Measure MODEL. Percentiles that a sample cannot carry are left empty, never guessed.
+
+    Exit code 0: every request was served, 1: some failed, and the numbers are those of the others, 2: at some
+    point none was served.
+    """
     points = make_points(options)
     settings = settings_from(model, {name: options[name] for name in ENGINE_NAMES})
     most = max(point.concurrency or point.max_concurrency or settings.max_num_seqs for point in points)
@@ -103,16 +116,13 @@ def command(
         save_detailed=save_detailed,
     )
     click.echo(provenance_line(options["seed"]))
-    if base_url:
+    if base_url is None:
+        rows = rows_in_process(settings, points, sweep, telemetry_path)
+    elif telemetry_path is not None:
+        raise UsageError("--telemetry with --base-url", why="a server's steps are not seen from outside")
+    else:
         check_reachable(base_url)
         rows = sweep_with_progress(points, sweep, lambda: HttpDriver(base_url, model, api_key=api_key))
-    else:
-        from parity.bench.in_process import InProcessDriver
-        from parity.serve.served_model import open_served
-
-        served = open_served(settings)
-        rows = sweep_with_progress(points, sweep, lambda: InProcessDriver(served))
-        served.close()
     Console(width=200).print(rows_table(rows))
     if save_result:
         save_text(
@@ -122,7 +132,34 @@ def command(
         save_text(result_dir / "rows.csv", csv_text(rows))
         for path in save_plots(rows, result_dir):
             click.echo(f"plot: {path}")
+    if report_failures(rows) and not allow_failures:
+        return ExitCode.FAIL
     return ExitCode.PASS if all(row["completed"] for row in rows) else ExitCode.UNKNOWN
+
+
+def rows_in_process(
+    settings: EngineSettings, points: list[Point], sweep: SweepOptions, telemetry_path: Path | None
+) -> list[dict[str, Any]]:
+    """Rows of the scheduler in this process, its steps logged."""
+    with step_log(telemetry_path) as write:
+        served = open_served(settings)
+        served.note_step = write
+        try:
+            return sweep_with_progress(points, sweep, lambda: InProcessDriver(served))
+        finally:
+            served.close()
+
+
+def report_failures(rows: list[dict[str, Any]]) -> bool:
+    """Print a line for every row with failed requests; whether there was one."""
+    failed = [row for row in rows if row["failed"]]
+    for row in failed:
+        load = " ".join(f"{name} {row[name]:g}" for name in ("concurrency", "request_rate") if row[name])
+        click.echo(
+            f"{row['mix']} {row['prefix']}, {load}: {row['failed']} of {row['num_requests']} requests "
+            f"failed, the first with: {row['first_error']}"
+        )
+    return bool(failed)
 
 
 ENGINE_NAMES = (
@@ -132,6 +169,7 @@ ENGINE_NAMES = (
     "max_num_batched_tokens",
     "max_chunk_tokens",
     "max_waiting",
+    "state_budget_bytes",
     "prefix_cache",
     "policy",
     "policy_options",
@@ -228,7 +266,6 @@ def sweep_with_progress(points: list[Point], sweep: SweepOptions, make_driver) -
 def rows_table(rows: list[dict[str, Any]]) -> Table:
     """The most telling columns; an empty number says that the sample is too small."""
     shown = [
-        "policy",
         "mix",
         "prefix",
         "concurrency",

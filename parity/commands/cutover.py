@@ -67,7 +67,7 @@ _RATIO = click.FloatRange(0)
 @click.option("--margin-curve", default=1.0, show_default=True, type=_RATIO)
 @click.option("--margin-single-user", default=0.97, show_default=True, type=_RATIO)
 @click.option("--margin-prefix-ttft", default=1.0, show_default=True, type=_RATIO)
-@click.option("--margin-prefix-ttft-recurrent", default=0.0, show_default=True, type=_RATIO)
+@click.option("--margin-prefix-ttft-recurrent", default=1.0, show_default=True, type=_RATIO)
 @click.option("--margin-kv-bytes", default=1.05, show_default=True, type=_RATIO, help="At most.")
 @click.option(
     "--check-sessions",
@@ -109,7 +109,7 @@ def command(
     )
     names = ("target", "pairs", "num_prompts", "curve_prompts", "percentile", "seed")
     cutover = CutoverOptions(
-        curve=concurrencies(curve),
+        curve=whole_numbers(curve, where="--curve"),
         goodput=Goodput.parse(objectives),
         clock=ClockKind(options.pop("clock")),
         margins=margins,
@@ -179,15 +179,15 @@ def correctness_row(model: str, sessions: int) -> GateRow:
     )
 
 
-def concurrencies(text: str) -> tuple[int, ...]:
-    """A comma-separated list of concurrencies. Raises ``UsageError``."""
+def whole_numbers(text: str, *, where: str) -> tuple[int, ...]:
+    """A comma-separated list of numbers from 1, given by the option ``where``. Raises ``UsageError``."""
     try:
         values = tuple(int(part) for part in text.split(","))
         if not all(value >= 1 for value in values):
             raise ValueError
     except ValueError:
         raise UsageError(
-            f"concurrencies {text!r}", where="--curve", why="they are not whole numbers from 1"
+            f"{text!r}", where=where, why="these are not whole numbers from 1, separated by commas"
         ) from None
     return values
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from parity.bench import peers
 from parity.bench.clocks import ClockKind, make_clock
-from parity.commands.cutover import concurrencies
+from parity.commands.cutover import whole_numbers
 from parity.errors import ExitCode, UsageError
 from parity.provenance import provenance_line
 from parity.serve.options import engine_options, settings_from
@@ -79,9 +79,9 @@ def command(
     """
     settings = settings_from(model, options)
     ticks = make_clock(ClockKind(clock), n_threads=settings.n_threads)
-    concurrency = concurrencies(counts)
+    concurrency = whole_numbers(counts, where="--concurrency")
     settings = with_room(settings, max(concurrency))
-    lengths = concurrencies(input_lens)
+    lengths = whole_numbers(input_lens, where="--input-lens")
     click.echo(provenance_line(seed))
     rows: list[peers.PeerRow] = []
     with Console(stderr=True).status("starting") as status:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
 
 import click
 
 from parity.errors import ExitCode, UsageError
-from parity.serve.options import engine_options, settings_from
+from parity.serve.options import engine_options, settings_from, telemetry_option
+from parity.telemetry import step_log
 
 
 @click.command()
@@ -46,6 +48,7 @@ from parity.serve.options import engine_options, settings_from
     metavar="SECONDS",
     help="After SIGTERM, cancel what still runs after so long; default: never.",
 )
+@telemetry_option
 def command(
     model: str,
     host: str,
@@ -56,6 +59,7 @@ def command(
     default_max_tokens: int,
     seed: int,
     drain_timeout: int | None,
+    telemetry_path: Path | None,
     **options,
 ) -> ExitCode:
     """Serve MODEL at /v1/completions, /v1/chat/completions, /v1/models, /health and /metrics.
@@ -95,7 +99,8 @@ def command(
         f"numerics {served.profile.name!r}, {served.limits.num_cells} cells, "
         f"{settings.max_num_seqs} at once, {template}"
     )
-    run_server(endpoint, server, bound)
+    with step_log(telemetry_path) as served.note_step:
+        run_server(endpoint, server, bound)
     served.close()
     click.echo("parity serve: drained")
     return ExitCode.PASS

@@ -177,6 +177,7 @@ class EngineThread:
             record.engine_ms = (landed_s - launch_s) * 1e3
         record.step_ms = (monotonic() - begin_s) * 1e3
         self.totals.add(record.as_dict())
+        self.served.note_step(record)
         self._collect()
         self._publish()
         self.watch(record, self.totals)

@@ -19,6 +19,7 @@ GAUGES = {
     "cells_used": "KV cells in use.",
     "cells_available": "KV cells that can be had.",
     "cells_shared": "KV cells saved by sharing.",
+    "cells_retired": "KV cells that only keep what ended in order.",
     "ids_retired": "Sequence ids that only keep cells occupied.",
     "slots_used": "Sequence ids of sessions and resident prefixes.",
 }

@@ -4,6 +4,7 @@ llama.cpp's."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -49,11 +50,27 @@ _OPTIONS = (
         type=_AT_LEAST_ONE,
         help="Requests that may wait; beyond it they are refused.",
     ),
+    click.option(
+        "--state-budget",
+        "state_budget_bytes",
+        type=click.IntRange(0),
+        metavar="BYTES",
+        help="At most so much for recurrent states; `parity explain-memory` shows what one costs.",
+    ),
     click.option("--prefix-cache/--no-prefix-cache", default=True, show_default=True),
     click.option("--policy", default="fcfs", show_default=True, help="Named scheduling policy."),
     click.option("--policy-option", "policy_options", multiple=True, metavar="NAME=VALUE"),
     click.option("--kv-type", default="f16", show_default=True, type=click.Choice(["f16", "f32"])),
     click.option("--threads", "n_threads", default=2, show_default=True, type=_AT_LEAST_ONE),
+)
+
+
+telemetry_option = click.option(
+    "--telemetry",
+    "telemetry_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a record of every step here, a line each; `parity telemetry FILE` reads it.",
 )
 
 

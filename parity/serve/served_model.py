@@ -8,18 +8,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from parity.components import Assumptions, binding_component, model_components
 from parity.engines.llama import LlamaModel
 from parity.engines.pool import LlamaEngine, PoolContext
 from parity.errors import UsageError
 from parity.families import Family, load_family
 from parity.models import ModelFile, resolve_model
-from parity.models.facts import ModelFacts, derive_facts
+from parity.models.facts import ModelFacts, derive_facts, read_facts
 from parity.models.header import read_header
 from parity.numerics import NumericsProfile
 from parity.profiles import profile_of
 from scheduler.limits import LLAMA_MAX_SEQ, Layout, PoolLimits, Sharing, StepLimits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
+from scheduler.telemetry import StepRecord
+
+SPARE_IDS = 2  # at least: padding, and a prefix or a session that has ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +42,7 @@ class EngineSettings:
     max_num_batched_tokens: int = 2048
     max_chunk_tokens: int = 2048
     max_waiting: int = 256
+    state_budget_bytes: int | None = None
     prefix_cache: bool = True
     prefix_block_tokens: int = 16
     policy: str = "fcfs"
@@ -69,13 +74,14 @@ class ServedModel:
     ) -> None:
         header = read_header(file.path)
         self.settings, self.file, self.family, self.profile = settings, file, family, profile
+        self.note_step: Callable[[StepRecord], None] = lambda record: None  # hears of every step
         self.facts: ModelFacts = derive_facts(header)
         self.chat_template: str | None = header.get("tokenizer.chat_template")
         self.model = LlamaModel(file.path, use_extra_bufts=profile.use_extra_bufts)
         self.steps = settings.step_limits()
         streams = settings.layout is Layout.STREAMS
         shadow = family.needs_shadow and not streams
-        num_sequences = sequence_count(settings, family)
+        num_sequences = sequence_count(settings, family, self.facts)
         self.limits = PoolLimits(
             layout=settings.layout,
             num_sequences=num_sequences,
@@ -136,23 +142,36 @@ class ServedModel:
         self.model.close()
 
 
-def sequence_count(settings: EngineSettings, family: Family) -> int:
+def sequence_count(settings: EngineSettings, family: Family, facts: ModelFacts) -> int:
     """Sequence ids of the context: one a lane, and more for padding, resident prefixes and retired sessions.
 
-    An id costs nothing in attention families; in recurrent ones it costs a state, so they get few.
-    Raises ``UsageError`` when the lanes do not fit below llama.cpp's bound.
+    An id costs nothing in attention families; in recurrent ones it costs a state, so they get few. Raises
+    ``UsageError`` when a component of memory does not allow so many lanes, and names it.
     """
-    lanes = settings.max_num_seqs
-    if settings.layout is Layout.STREAMS:
-        return lanes
-    most = LLAMA_MAX_SEQ // (2 if family.needs_shadow else 1) - (1 if family.is_hybrid else 0)
-    if lanes + 2 > most:
+    lanes, streams, empty = settings.max_num_seqs, settings.layout is Layout.STREAMS, int(family.is_hybrid)
+    per_session = 2 if family.needs_shadow and not streams else 1
+    assumed = Assumptions(
+        pool_cells=settings.pool_cells * (LLAMA_MAX_SEQ if streams else 1),
+        floor_tokens=1,
+        num_sequences=LLAMA_MAX_SEQ,
+        reserved_ids=empty + (0 if streams else SPARE_IDS),
+        ids_per_session=per_session,
+        kv_type=settings.kv_type,
+        state_budget_bytes=settings.state_budget_bytes,
+    )
+    components = {component.name: component for component in model_components(facts, assumed)}
+    binding = binding_component([*components.values()])
+    if lanes > binding.sessions:
         raise UsageError(
             f"{lanes} sessions at once",
-            why=f"family {family.name} has {most} sequence ids, 2 are reserved",
-            todo=f"use at most {most - 2}",
+            where="--max-num-seqs",
+            why=f"the {binding.name} of {settings.model} allow {binding.sessions}: {binding.why}",
+            todo=f"use at most {binding.sessions}" if binding.sessions else "give more memory",
         )
-    return min(most, 3 * lanes + 8) if family.is_hybrid else most
+    if streams:
+        return lanes
+    most = components["sequence ids"].units // per_session
+    return min(components["recurrent slots"].units - empty, 3 * lanes + 8) if empty else most
 
 
 def sharing_of(settings: EngineSettings, family: Family) -> Sharing:
@@ -174,7 +193,7 @@ def open_served(settings: EngineSettings) -> ServedModel:
     settings.step_limits()
     file = resolve_model(settings.model)
     family = load_family(file.family)
-    sequence_count(settings, family)
+    sequence_count(settings, family, read_facts(file.path))
     profile = profile_of(settings.model).profile.for_layout(settings.layout)
     if settings.flash_attention is not None:
         profile = replace(profile, flash_attention=settings.flash_attention)

@@ -4,11 +4,10 @@ was."""
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import psutil
 import pytest
 
 from parity.bench.cutover import (
@@ -19,19 +18,18 @@ from parity.bench.cutover import (
     at_most,
     median_ratio,
     overload_row,
+    sides,
 )
 from parity.bench.in_process import InProcessDriver
 from parity.bench.over_http import HttpDriver
-from parity.bench.peers import llama_server_command, raw_row, workload_of
+from parity.bench.peers import raw_row
 from parity.bench.plots import save_plots
 from parity.bench.records import BenchRun, RequestRecord
 from parity.bench.replay import CallRecorder, replay_s
 from parity.bench.summary import Goodput
 from parity.bench.sweep import Point, SweepOptions, csv_text, run_sweep
-from parity.bench.workload import Lengths, PrefixShape, Workload
-from parity.commands.bench import command as bench_command
-from parity.commands.peers import command as peers_command
-from parity.errors import UsageError
+from parity.bench.workload import Job, Lengths, PrefixShape, Workload
+from parity.commands.cutover import command as cutover_command
 from parity.records import Verdict
 from parity.serve.app import AppSettings
 from parity.serve.served_model import EngineSettings, ServedModel, open_served
@@ -65,7 +63,9 @@ def test_closed_loop_serves_every_request_and_counts_exactly(served: ServedModel
     run = InProcessDriver(served).run_closed(workload().jobs(), concurrency=4)
     check_records(run, 8)
     assert run.engine["peak_running"] <= 4 and run.engine["engine_failures"] == 0
-    assert run.engine["kv_bytes_per_session"] % 1 >= 0 and run.engine["peak_rss_bytes"] > 1e6
+    one_session = LENGTHS.input_len + LENGTHS.output_len - 1
+    assert served.row_bytes() < run.engine["kv_bytes_per_session"] <= one_session * served.row_bytes()
+    assert run.engine["peak_rss_bytes"] > 1e6
 
 
 def test_single_lane_never_runs_two(served: ServedModel):
@@ -80,6 +80,27 @@ def test_open_loop_sends_at_its_times_and_not_before(served: ServedModel):
     check_records(run, 4)
     sent = {record.index: record.sent_s for record in run.requests}
     assert all(sent[index] >= due_s for index, due_s in enumerate(times))
+
+
+def too_large(index: int) -> Job:
+    """A request that the pool can never hold, refused at the door."""
+    return Job(index=index, prompt=(1,) * (SETTINGS.pool_cells + 1), max_tokens=2)
+
+
+def test_refused_request_leaves_its_lane_to_the_next(served: ServedModel):
+    jobs = [too_large(90), *workload(3).jobs(), too_large(91)]
+    with serving(served, AppSettings(model_name="llama")) as url:
+        over_http = HttpDriver(url, "llama").run_closed(jobs, concurrency=1)
+    in_process = InProcessDriver(served).run_closed(jobs, concurrency=1)
+    for run in (in_process, over_http):
+        assert [record.index for record in run.requests] == [job.index for job in jobs]
+        check_records(replace(run, requests=tuple(run.completed)), 3)
+        assert all(record.error for record in run.requests if record.index >= 90)
+
+
+def test_open_loop_whose_last_request_is_refused_ends(served: ServedModel):
+    run = InProcessDriver(served).run_open([too_large(0)], times_s=[0.0])
+    assert len(run.requests) == 1 and not run.completed
 
 
 def test_shared_prefixes_and_conversations_hit_and_unique_prompts_do_not(served: ServedModel):
@@ -176,23 +197,6 @@ def test_sweep_runs_a_point_once_and_other_settings_anew(tmp_path: Path):
     assert [path.name for path in save_plots(first, tmp_path)] == ["throughput.png"]
 
 
-def test_bench_command_writes_rows_and_refuses_nonsense(tmp_path: Path):
-    common = ["llama", "--threads", "1", "--n-ctx", "2000", "--num-prompts", "4", "--random-output-len", "4"]
-    saved = ["--save-result", "--result-dir", str(tmp_path)]
-    code = bench_command.main([*common, "--max-concurrency", "2", *saved], standalone_mode=False)
-    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert int(code) == 0 and rows[0]["completed"] == 4 and (tmp_path / "rows.csv").exists()
-    for wrong in (
-        ["--percentile-metrics", "speed"],
-        ["--metric-percentiles", "0"],
-        ["--mix", "all"],
-        ["--policy", "no_such"],
-        ["--base-url", "http://127.0.0.1:9"],
-    ):
-        with pytest.raises(UsageError):
-            bench_command.main([*common, *wrong], standalone_mode=False)
-
-
 # -- gate ----------------------------------------------------------------------------------------------------
 
 
@@ -228,6 +232,14 @@ def test_row_without_a_number_is_unknown_and_margins_decide_the_rest():
     assert at_most("m", "c", 1.01, 1.0).verdict is Verdict.FAIL
     assert at_least("m", "c", None, 2.0).verdict is at_most("m", "c", None, 1.0).verdict is Verdict.UNKNOWN
     assert Margins().throughput == 2.0 and Margins().single_user == 0.97
+    for name, margin in asdict(Margins()).items():  # no margin is so wide that its row cannot fail
+        option = next(o for o in cutover_command.params if o.name == f"margin_{name}")
+        assert option.default == margin > 0
+
+
+def test_ratio_with_failed_requests_is_none():
+    pairs = [({"x": 1.0, "failed": 0}, {"x": 9.0, "failed": 2})]
+    assert median_ratio(pairs, "x") is None and sides(pairs, "x", "ms") == "2 requests failed"
 
 
 def test_ratio_is_the_median_over_pairs_and_none_where_a_side_has_none():
@@ -250,47 +262,3 @@ def test_overload_row_tells_refusals_from_failures(error, failures, verdict):
     other = RequestRecord(index=1, prompt_tokens=1, error=error) if error else served
     run = BenchRun(duration_s=1.0, requests=(served, other), engine={"engine_failures": failures})
     assert overload_row("m", run).verdict is verdict
-
-
-def test_llama_server_gets_the_same_model_threads_context_and_slots():
-    command = llama_server_command(Path("llama-server"), SETTINGS, 1234)
-    pairs = dict(zip(command[1::2], command[2::2], strict=False))
-    assert (pairs["-t"], pairs["-c"], pairs["-np"], pairs["--port"]) == ("1", "2000", "8", "1234")
-    assert pairs["-m"].endswith(".gguf")
-    assert workload_of(32, 64, 3, 0).lengths == Lengths(input_len=32, output_len=64)
-
-
-STAND_IN = """#!{python}
-import os, sys
-given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-with open({log!r}, "a") as log:
-    log.write(" ".join(sys.argv[1:]) + "\\n")
-os.execv(sys.executable, [sys.executable, "-m", "parity.cli", "serve", given["-m"], "--port", given["--port"],
-                          "--n-ctx", given["-c"], "--max-num-seqs", given["-np"], "--threads", given["-t"],
-                          "--served-model-name", "llama"])
-"""
-
-
-def test_servers_are_compared_side_by_side_and_ended(tmp_path: Path):
-    """A stand-in that takes llama-server's flags is started, measured beside ours and stopped."""
-    binary, log, out = tmp_path / "llama-server", tmp_path / "log", tmp_path / "rows.json"
-    binary.write_text(STAND_IN.format(python=sys.executable, log=str(log)))
-    binary.chmod(0o755)
-    work = ["--concurrency", "2", "--input-lens", "16", "--output-len", "4", "--pairs", "1"]
-    engine = ["llama", "--threads", "1", "--n-ctx", "2000", "--max-num-seqs", "4"]
-    given = [*engine, *work, "--against", "server", "--llama-server", str(binary), "--json", str(out)]
-    assert int(peers_command.main(given, standalone_mode=False)) == 0
-    [row] = json.loads(out.read_text())
-    assert row["peer"] == "llama-server" and row["note"] == "over HTTP"
-    assert row["ratio"] == pytest.approx(row["ours_tokens_per_s"] / row["peer_tokens_per_s"])
-    assert not [p for p in psutil.Process().children(recursive=True) if "serve" in p.cmdline()]
-    [line] = log.read_text().splitlines()
-    assert " -c 2000 -np 4 " in line
-
-
-def test_server_that_does_not_start_is_named(tmp_path: Path):
-    given = ["llama", "--threads", "1", "--n-ctx", "2000", "--against", "server", "--output-len", "2"]
-    with pytest.raises(UsageError, match="llama-server"):
-        peers_command.main([*given, "--llama-server", str(tmp_path / "llama-server")], standalone_mode=False)
-    with pytest.raises(UsageError, match="needs one of"):
-        peers_command.main(given, standalone_mode=False)
