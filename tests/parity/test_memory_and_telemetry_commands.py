@@ -1,4 +1,4 @@
-"""explain-memory, telemetry, churn and endurance: their figures add up and their bad input costs one line."""
+"""explain-memory, telemetry, churn, endurance, doctor: figures add up, and bad input costs one line."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from parity import exact_load
+from parity.commands import endurance
 from parity.commands.churn import command as churn
+from parity.commands.doctor import command as doctor
 from parity.commands.explain_memory import command as explain_memory
 from parity.commands.telemetry import command as telemetry
 from parity.components import Assumptions, binding_component, model_components
-from parity.errors import UsageError
-from parity.exact_load import run_churn, run_endurance, run_small_cases
+from parity.errors import ExitCode, UsageError
+from parity.exact_load import run_churn, run_endurance, run_small_cases, step_microseconds
 from parity.models import resolve_model
 from parity.models.facts import read_facts
 from parity.plugin import family_params
-from parity.telemetry import Totals, read_steps
+from parity.profiles import profile_of
+from parity.telemetry import Totals, read_steps, step_log
 from scheduler.memory import Memory
 from tests.scheduler.serving import Serving, request
 
@@ -104,6 +108,33 @@ def test_telemetry_read_back_gives_the_same_totals(recorded: tuple[Path, Serving
     assert json.loads(run(telemetry, str(path))) == totals
 
 
+def test_cells_of_what_has_ended_are_counted_until_they_are_used_again() -> None:
+    serving = Serving(cells=40)
+    serving.submit(request("short", 7, 1), request("long", 7, 6))
+    serving.step(2)
+    record = serving.records[-1]
+    assert (record.cells_retired, record.ids_retired) == (7, 1)
+    serving.run()
+    assert serving.scheduler.memory.counts().cells_retired == 0
+
+
+def test_step_log_is_on_disk_after_each_step_and_a_full_disk_ends_it_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serving = Serving(cells=40)
+    serving.submit(request("s", 7, 6))
+    serving.run()
+    path = tmp_path / "steps.jsonl"
+    with step_log(path) as write:
+        for count, record in enumerate(serving.records, 1):
+            write(record)
+            assert len(read_steps(path)) == count
+    with step_log(Path("/dev/full")) as write:
+        write(serving.records[0])
+        write(serving.records[1])
+    assert capsys.readouterr().err.count("telemetry ends here") == 1
+
+
 @pytest.mark.parametrize(("name", "magic"), [("a.png", b"\x89PNG"), ("a.svg", b"<?xml")])
 def test_telemetry_is_plotted(name: str, magic: bytes, recorded: tuple[Path, Serving]) -> None:
     path, serving = recorded
@@ -154,6 +185,66 @@ def test_long_run_leaves_nothing_behind() -> None:
     endured = run_endurance(3000, check_every=10)
     assert endured.requests == 3000 and endured.checked == 300
     assert endured.grown_blocks < 4000
+
+
+def test_step_cost_is_that_of_its_steps_with_everything_still_running(monkeypatch) -> None:
+    records = []
+
+    class Watched(exact_load.Scheduler):
+        def step(self, now_ms: float):
+            records.append(super().step(now_ms))
+            return records[-1]
+
+    monkeypatch.setattr(exact_load, "Scheduler", Watched)
+    step_microseconds(running=5, waiting=3, steps=20)
+    first, *measured = records
+    assert first.prefill_tokens == 5 * 4 and len(measured) == 20
+    for record in measured:
+        assert (record.running, record.waiting, record.decode_tokens, record.finished) == (5, 3, 5, 0)
+
+
+def endurance_verdicts(*arguments: str) -> tuple[ExitCode, list[str]]:
+    """Exit code, and the last word of every line that is judged."""
+    result = CliRunner().invoke(endurance.command, arguments, standalone_mode=False, catch_exceptions=False)
+    words = [line.rsplit(": ", 1)[-1] for line in result.output.splitlines()]
+    return result.return_value, [word for word in words if word in ("pass", "fail")]
+
+
+@pytest.mark.parametrize(
+    ("figures", "verdicts"),
+    [
+        ({}, ["pass", "pass", "pass"]),
+        ({"seconds": 0.61}, ["fail", "pass", "pass"]),
+        ({"long": 121.0}, ["pass", "fail", "pass"]),
+        ({"grown": 4001}, ["pass", "pass", "fail"]),
+    ],
+)
+def test_endurance_judges_every_figure_and_fails_with_one(figures, verdicts, monkeypatch) -> None:
+    figures = {"seconds": 0.59, "long": 119.0, "grown": 4000, **figures}
+    monkeypatch.setattr(endurance, "run_small_cases", lambda cases: figures["seconds"])
+    monkeypatch.setattr(
+        endurance,
+        "step_microseconds",
+        lambda running, waiting: figures["long"] if waiting > 1000 else 100.0,
+    )
+    run_of = exact_load.Endurance(1000, 10, 1.0, 1, figures["grown"])
+    monkeypatch.setattr(endurance, "run_endurance", lambda requests, report: run_of)
+    code, found = endurance_verdicts("--cases", "100")
+    assert found == verdicts
+    assert code is (ExitCode.FAIL if "fail" in verdicts else ExitCode.PASS)
+
+
+def test_endurance_really_runs(monkeypatch) -> None:
+    monkeypatch.setattr(endurance, "LONG_QUEUE", 500)
+    code, found = endurance_verdicts("--requests", "200", "--cases", "20")
+    assert len(found) == 3 and code is (ExitCode.FAIL if "fail" in found else ExitCode.PASS)
+
+
+def test_doctor_names_the_exact_profile_of_a_good_model() -> None:
+    result = CliRunner().invoke(doctor, ["llama"], standalone_mode=False, catch_exceptions=False)
+    assert result.return_value is ExitCode.PASS
+    chosen = profile_of("llama").profile
+    assert f"exact: {chosen.name}\n" in result.output and f"{chosen.name} (chosen)" in result.output
 
 
 def test_small_cases_equal_their_solo_answers() -> None:
