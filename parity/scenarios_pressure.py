@@ -1,10 +1,9 @@
-"""Scenario templates S9 to S15: cancellation, full pools, liveness, states, stages, failures, long
-interleaving.
+"""Scenario templates S9 to S15: cancellation, full pools, liveness, stages, failures, long interleaving.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -109,38 +108,6 @@ def contention(draw: st.DrawFn, place: Place) -> Case:
         max_num_batched_tokens=draw(st.sampled_from([4, 16, 40])),
         max_num_seqs=draw(st.sampled_from([2, 4, 16])),
         prefix_cache=False,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restore:
-    """S12: a session's state saved after ``length`` tokens and restored, beside neighbours; it must go on bit
-    by bit.
-
-    ``into`` is the same, another or a fresh sequence; ``hole`` leaves a gap in the pool first; ``times``
-    restores it again after it has gone on; ``cut`` bytes are taken off the blob, which must then be refused.
-    """
-
-    family: str
-    length: int
-    into: str
-    hole: bool
-    times: int
-    cut: int = 0
-    seed: int = 0
-
-
-def restores(family: str) -> st.SearchStrategy[Restore]:
-    """S12 for one family, at the boundaries of window, padding unit and state chunk."""
-    return st.builds(
-        Restore,
-        family=st.just(family),
-        length=around(1, WINDOW, 64),
-        into=st.sampled_from(["same", "other", "fresh"]),
-        hole=st.booleans(),
-        times=st.integers(1, 2),
-        cut=st.sampled_from([0, 0, 0, 1, 9]),
-        seed=st.integers(0, 9),
     )
 
 

@@ -18,7 +18,7 @@ from parity.engines.stages_hand import HandDriver, hand_driver
 from parity.families import load_family
 from parity.models import resolve_model
 
-SAVED_AT = (15, 16, 17, 63, 64, 65)
+SAVED_AT = (1, 15, 16, 17, 63, 64, 65)
 PROMPT_TOKENS, GENERATED_TOKENS = 80, 3
 OWN, OTHER, NEIGHBOUR, PASSING = 1, 2, 3, 4  # sequence ids; 0 is padding's
 
@@ -111,6 +111,7 @@ class StateChecks:
         """Beside the original and a neighbour, both of which go on afterwards."""
         saved = self._saved(driver, count)
         driver.feed(NEIGHBOUR, self.other[:20], 0)
+        driver.feed(OTHER, self.other[20:25], 0)  # what must be gone after the restore
         self._load(driver, OTHER, saved)
         yield "goes on", self._go_on(driver, OTHER, self.prompt, count), reference[count:]
         yield "original", self._go_on(driver, OWN, self.prompt, count), reference[count:]

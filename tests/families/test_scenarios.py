@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
-from functools import cache
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -19,9 +18,7 @@ from parity.mutants.seam import method_plant
 from parity.plugin import family_params
 from parity.records import Case, Fault, FaultKind, Outcome, Session, Verdict
 from parity.scenario_list import SCENARIOS, Scenario
-from parity.scenarios_pressure import Restore, restores
 from parity.strategies import tokens_of
-from parity.worker import Worker
 from scheduler.policies.base import Policy
 
 FAMILIES = family_params()
@@ -73,23 +70,6 @@ def test_template_is_green_on_llama_cpp(scenario: Scenario, family: str):
 def test_template_hits_its_marks_on_llama_cpp(scenario: Scenario, family: str):
     marks = run_template(scenario, family, run_case, per_layout=30)
     assert [mark for mark in scenario.marks if not marks[mark]] == []
-
-
-@cache
-def restore_worker() -> Worker:
-    return Worker()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_restored_state_goes_on_bit_by_bit(family: str):
-    seen: list[Restore] = []
-
-    def one(restore: Restore) -> None:
-        seen.append(restore)
-        assert restore_worker().call("parity.save_restore:run_restore_here", asdict(restore)) == []
-
-    settings(max_examples=6, **GENERATE)(given(restores(family))(one))()
-    assert {restore.into for restore in seen} == {"same", "other", "fresh"} and any(r.cut for r in seen)
 
 
 # -- everything there is, at the smallest sizes
