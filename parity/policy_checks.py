@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from parity.checkers.policy import (
     check_hidden_truth,
     check_logical_plans,
+    check_original_ages,
     check_original_clocks,
     check_published_service,
 )
@@ -24,6 +25,7 @@ from parity.store import REPOSITORY
 from parity.strategies import landmark, tokens_of
 from scheduler.limits import Layout
 from scheduler.policies import make_policy, policy_class
+from scheduler.policies.aging import Aging
 from scheduler.policies.base import Policy
 from scheduler.policies.least_slack import LeastSlack
 from scheduler.records import ServiceLevel
@@ -157,10 +159,14 @@ def check_service(policy: str) -> Iterable[str]:
 
 
 def check_clocks(policy: str) -> Iterable[str]:
-    """Deadline orders count from the original clocks, across preemptions."""
+    """Deadlines and ages count from the original clocks, across preemptions."""
     faults = tuple(Fault(kind=FaultKind.PREEMPT, step=step, session=step % 5) for step in (6, 9, 14))
     played = replay(busy_case(policy, faults=faults))
-    yield from check_original_clocks(played.run, played.scheduler.policy.cost)
+    made = played.scheduler.policy
+    if isinstance(made, Aging):
+        yield from check_original_ages(played.run, made.quantum_ms)
+    else:
+        yield from check_original_clocks(played.run, made.cost)
 
 
 def check_progress(policy: str) -> Iterable[str]:
@@ -187,11 +193,11 @@ CHECKS: dict[str, Callable[[str], Iterable[str]]] = {
 
 
 def applies(name: str, policy: str) -> bool:
-    """Whether a check has anything to look at: service that is published, keys that are slack."""
+    """Whether a check has anything to look at: service that is published, keys that are slack or age."""
     kind = policy_class(policy)
     if name == "completed service":
         return kind.published_service is not Policy.published_service
-    return name != "original clocks" or issubclass(kind, LeastSlack)
+    return name != "original clocks" or issubclass(kind, (LeastSlack, Aging))
 
 
 def check_policy(policy: str) -> list[Check]:

@@ -3,7 +3,7 @@ service."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 
 from parity.drive import Run, TraceStep
@@ -91,16 +91,36 @@ def check_original_clocks(run: Run, cost: ExclusiveCost) -> list[str]:
 
     For policies whose keys begin with the predicted slack.
     """
+    return _check_keys(
+        run, 0, lambda view, now_ms, start: _original_deadline(view) - cost.emission_ms(view, now_ms, start)
+    )
+
+
+def check_original_ages(run: Run, quantum_ms: float) -> list[str]:
+    """Priorities in order keys improve with the time since arrival, whatever happened in between.
+
+    For policies whose keys hold the aged priority in second place.
+    """
+    return _check_keys(
+        run,
+        1,
+        lambda view, now_ms, _: (
+            view.request.priority - int((now_ms - view.request.arrival_ms) // quantum_ms)
+        ),
+    )
+
+
+def _check_keys(run: Run, part: int, expected: Callable[[SessionView, float, int], float]) -> list[str]:
+    """Parts of order keys that are not what a session's clocks say at the time and from the chunk's start."""
     problems = []
     for traced in run.trace:
         plan, now_ms = traced.flight.plan, traced.flight.started_ms
         for chunk, key in zip(plan.chunks, plan.order, strict=True):
-            view = traced.flight.views[chunk.request_id]
-            expected = _original_deadline(view) - cost.emission_ms(view, now_ms, chunk.start)
-            if key[0] != expected:
+            right = expected(traced.flight.views[chunk.request_id], now_ms, chunk.start)
+            if key[part] != right:
                 problems.append(
-                    f"clock: step {traced.step} gives {chunk.request_id} a slack of {key[0]:g} ms, "
-                    f"its clocks say {expected:g} ms"
+                    f"clock: step {traced.step} orders {chunk.request_id} by {key[part]:g}, "
+                    f"its clocks say {right:g}"
                 )
     return problems
 

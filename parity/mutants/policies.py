@@ -23,10 +23,11 @@ from parity.policy_checks import (
     run_under_hash_seeds,
 )
 from parity.replay import replay
+from scheduler.policies.aging import Aging
 from scheduler.policies.base import PlanBuilder, Policy
 from scheduler.policies.cost import ExclusiveCost
 from scheduler.policies.vtc_completed import VtcCompleted
-from scheduler.records import PlannedChunk, SchedulerState, SessionView
+from scheduler.records import PlannedChunk, SchedulerState, SessionState, SessionView
 
 
 def contract_trial(name: str, policy: str, check: Callable[[str], Iterable[str]]) -> Trial:
@@ -140,6 +141,23 @@ def restarts_the_clock(original: Callable[..., Any], reach: Reach) -> Callable[.
     return slack_ms
 
 
+def ages_from_preemption(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A session that was suspended is as old as its first suspension."""
+
+    def priority(self: Aging, state: SchedulerState, view: SessionView) -> int:
+        restarted = vars(self).setdefault("restarted", {})
+        if view.state is SessionState.SUSPENDED:
+            restarted.setdefault(view.request_id, state.now_ms)
+        aged = original(self, state, view)
+        waited = state.now_ms - restarted.get(view.request_id, view.request.arrival_ms)
+        young = view.request.priority - int(max(waited, 0.0) // self.quantum_ms)
+        if young != aged:
+            reach()
+        return young
+
+    return priority
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkWithCells(PlannedChunk):
     """A chunk that says where its rows will lie."""
@@ -199,6 +217,12 @@ MUTANTS = (
         "A deadline counts from the decision instead of the arrival.",
         method_plant(least_slack_module, "slack_ms", restarts_the_clock),
         contract_trial("original clocks", "least_slack", check_clocks),
+    ),
+    _mutant(
+        "aging_reset_by_preemption",
+        "A preempted session's age counts from its preemption instead of its arrival.",
+        method_plant(Aging, "priority", ages_from_preemption),
+        contract_trial("original clocks", "aging", check_clocks),
     ),
     _mutant(
         "plan_holds_cells",

@@ -91,8 +91,16 @@ MUTANTS = (
         name="token_budget_not_charged",
         part="budget",
         killers=(Killer.LEGALITY,),
-        plant=method_plant(PlanBuilder, "_grant", steps.budget_untouched),
+        plant=method_plant(PlanBuilder, "_grant", steps.budget_charged(0)),
         fault="Chunks do not reduce what is left of the step's token budget.",
+        trials=on_exact(cases.mixed),
+    ),
+    Mutant(
+        name="budget_counted_twice",
+        part="budget",
+        killers=(Killer.LEGALITY,),
+        plant=method_plant(PlanBuilder, "_grant", steps.budget_charged(2)),
+        fault="Chunks are charged to the step's token budget twice.",
         trials=on_exact(cases.mixed),
     ),
     Mutant(

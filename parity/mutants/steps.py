@@ -31,8 +31,7 @@ from scheduler.sessions import SessionTable
 def one_row_is_decode(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
     def compose(plan: IterationPlan, views: dict[str, SessionView], *rest: Any) -> Batch:
         batch = original(plan, views, *rest)
-        sampled = {sample.request_id for sample in batch.samples}
-        extra = list(batch.samples)
+        sampled, extra = {sample.request_id for sample in batch.samples}, list(batch.samples)
         for index, chunk in enumerate(plan.chunks):
             if chunk.stop - chunk.start == 1 and chunk.request_id not in sampled:
                 row, request = batch.offsets[index], views[chunk.request_id].request
@@ -178,16 +177,17 @@ def cancel_lost_in_flight(original: Callable[..., Any], reach: Reach) -> Callabl
     return apply_late
 
 
-def budget_untouched(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    def grant(self: PlanBuilder, *arguments: Any, **rest: Any) -> int:
-        before = self.tokens_left
-        granted = original(self, *arguments, **rest)
-        if granted:
-            reach()
-        self.tokens_left = before
-        return granted
+def budget_charged(times: int) -> Callable[..., Any]:
+    def make(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+        def grant(self: PlanBuilder, *arguments: Any, **rest: Any) -> int:
+            if granted := original(self, *arguments, **rest):
+                reach()
+            self.tokens_left -= (times - 1) * granted
+            return granted
 
-    return grant
+        return grant
+
+    return make
 
 
 def stop_ignored(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:

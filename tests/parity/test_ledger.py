@@ -9,6 +9,7 @@ import pytest
 from parity.checkers.policy import (
     check_hidden_truth,
     check_logical_plans,
+    check_original_ages,
     check_original_clocks,
     check_published_service,
 )
@@ -102,6 +103,13 @@ def test_a_clock_restarted_at_resume_is_rejected():
     assert check_original_clocks(
         with_arrivals_at_admission(played.run, only=resumed), played.scheduler.policy.cost
     )
+
+
+def test_an_age_restarted_at_admission_is_rejected():
+    played = replay(busy_case("aging"))
+    quantum_ms = played.scheduler.policy.quantum_ms
+    assert check_original_ages(played.run, quantum_ms) == []
+    assert check_original_ages(with_arrivals_at_admission(played.run), quantum_ms)
 
 
 def with_arrivals_at_admission(run, only=None):
