@@ -93,7 +93,7 @@ class HttpDriver:
                 async for line in response.aiter_lines() if not error else _nothing():
                     if line.startswith("data: ") and line != "data: [DONE]":
                         usage = self._read_chunk(json.loads(line[6:]), times_s, tokens) or usage
-        except (httpx.HTTPError, ValueError, KeyError) as failure:
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as failure:
             error = f"{type(failure).__name__}: {failure}"
         if not error and usage is not None and usage != len(times_s) and times_s:
             times_s = _spread(times_s, usage)

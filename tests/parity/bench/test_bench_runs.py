@@ -158,6 +158,16 @@ def test_http_driver_counts_the_same_tokens_as_the_server(served: ServedModel):
     assert not refused.completed and all("404" in record.error for record in refused.requests)
 
 
+def test_answer_of_another_form_fails_its_request_and_not_the_run(served: ServedModel):
+    class Listed(HttpDriver):
+        def _read_chunk(self, data, times_s, tokens):
+            return super()._read_chunk([data], times_s, tokens)
+
+    with serving(served, AppSettings(model_name="llama")) as url:
+        run = Listed(url, "llama").run_closed(workload(3).jobs(), concurrency=2)
+    assert len(run.requests) == 3 and all("AttributeError" in record.error for record in run.requests)
+
+
 class Fixed:
     """A driver with a known answer, which counts how often it was asked."""
 

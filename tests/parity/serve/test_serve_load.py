@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import openai
@@ -17,6 +18,7 @@ from parity.commands.check_endpoint import command as check_endpoint_command
 from parity.serve.front import Front
 from parity.serve.requests import BadRequest
 from parity.serve.served_model import ServedModel
+from parity.telemetry import Totals, read_steps
 from tests.parity.serve.conftest import client_of
 
 CLIENTS = 64
@@ -142,9 +144,11 @@ def test_door_is_closed_while_draining(served: ServedModel):
     assert refused.value.status == 503
 
 
-def test_sigterm_finishes_what_runs_and_exits_with_0():
+def test_sigterm_finishes_what_runs_and_exits_with_0_and_its_steps_are_on_record(tmp_path: Path):
+    steps = tmp_path / "steps.jsonl"
+    engine = ["llama", "--port", "0", "--threads", "1", "--telemetry", str(steps)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "parity.cli", "serve", "llama", "--port", "0", "--threads", "1"],
+        [sys.executable, "-m", "parity.cli", "serve", *engine],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -156,11 +160,13 @@ def test_sigterm_finishes_what_runs_and_exits_with_0():
         with client.completions.create(**ask, stream=True, extra_body={"ignore_eos": True}) as stream:
             pieces = iter(stream)
             next(pieces)
+            assert read_steps(steps)[0]["admitted"] == 1  # readable while the server runs
             process.send_signal(signal.SIGTERM)
             reasons = [piece.choices[0].finish_reason for piece in pieces]
         assert reasons[-1] == "length"
         assert process.wait(60) == 0
         assert "drained" in process.stdout.read()
+        assert Totals(read_steps(steps)).as_dict()["decode_tokens"] == 400 - 1
     finally:
         process.kill()
         process.wait()
