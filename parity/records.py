@@ -230,7 +230,11 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one case came to. ``problems`` are failed checks other than identity, one sentence each."""
+    """What one case came to. ``problems`` are failed checks other than identity, one sentence each.
+
+    In ``stock`` ``noise`` is how far logits moved, ``changes`` counts changed tokens by why they changed, and
+    ``divergences`` are only those that noise does not explain.
+    """
 
     case: Case
     verdict: Verdict
@@ -243,7 +247,13 @@ class Outcome:
     problems: tuple[str, ...] = ()
     marks: Mapping[str, int] = field(default_factory=dict)
     noise: tuple[float, ...] = ()
+    changes: Mapping[str, int] = field(default_factory=dict)
     stderr: str = ""
+
+    def reaches(self, tier: Tier) -> bool:
+        """Whether nothing went wrong and every session is identical as far as ``tier`` compares."""
+        identical = self.bit_identical if tier is Tier.BITS else self.byte_identical
+        return not self.crashed and not self.problems and identical == self.sessions
 
 
 def outcome_to_data(outcome: Outcome) -> dict[str, Any]:

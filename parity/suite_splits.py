@@ -5,14 +5,13 @@ model alone.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from parity.contained import run_case
 from parity.errors import UsageError
-from parity.records import Case, Fault, FaultKind, Outcome, Session, Verdict
+from parity.records import Case, Fault, FaultKind, Outcome, Session, Tier
 from parity.splits import Split, load_splits
 from parity.strategies import tokens_of
 from parity.suite import FAILURES, SuiteResult, run_suite
@@ -125,6 +124,7 @@ def run_split_suite(
     layout: Layout = Layout.UNIFIED,
     stage_processes: bool = False,
     seed_value: int | None = None,
+    tier: Tier = Tier.BITS,
     failures: Path = FAILURES,
     run: Callable[..., Outcome] = run_case,
 ) -> SuiteResult:
@@ -139,62 +139,16 @@ def run_split_suite(
         model=f"{family}:{split.row}",
         min_sessions=min_sessions,
         seed_value=seed_value,
+        tier=tier,
         run=run_across,
         failures=failures,
     )
-
-
-def check_splits(
-    family: str,
-    sessions: int = MIN_SESSIONS,
-    *,
-    row: str = "tiny",
-    stage_processes: bool = False,
-    seed_value: int | None = None,
-    failures: Path = FAILURES,
-    on_split: Callable[[Split, SuiteResult], None] = lambda split, result: None,
-) -> dict:
-    """All pinned splits of a row, ``sessions`` compared for each at least; JSON-able.
-
-    ``verdict`` is the worst of the splits'; ``splits`` maps a name to its stages and its suite's counts.
-    """
-    marks: Counter[str] = Counter()
-    results: dict[str, dict] = {}
-    verdicts = []
-    for split in pinned_splits(family, row):
-        result = run_split_suite(
-            family,
-            split,
-            min_sessions=sessions,
-            stage_processes=stage_processes,
-            seed_value=seed_value,
-            failures=failures,
-        )
-        on_split(split, result)
-        marks.update(result.marks)
-        verdicts.append(result.verdict)
-        results[split.name] = {
-            "boundaries": list(split.boundaries),
-            "stages": len(split.stages),
-            "first_layers": list(split.first_layers or ()),
-            **result.to_data(),
-        }
-    return {
-        "family": family,
-        "row": row,
-        "verdict": Verdict.merge(verdicts).value,
-        "marks": dict(marks),
-        "sessions": sum(item["sessions"] for item in results.values()),
-        "bit_identical": sum(item["bit_identical"] for item in results.values()),
-        "splits": results,
-    }
 
 
 __all__ = [
     "MIN_SESSIONS",
     "across_stages",
     "brim_case",
-    "check_splits",
     "crowd_case",
     "dense_cases",
     "pinned_splits",

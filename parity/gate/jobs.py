@@ -69,9 +69,10 @@ def _run_split(job: GateJob) -> GateCheck:
     split = next((split for split in pinned_splits(job.family, row) if split.name == job.split), None)
     if split is None:
         return _check(job, Verdict.UNKNOWN, reason=f"row {row} has no split named {job.split}")
-    return suite_check(
-        job, run_split_suite(job.family, split, min_sessions=job.sessions, seed_value=job.seed)
+    result = run_split_suite(
+        job.family, split, min_sessions=job.sessions, seed_value=job.seed, tier=job.tier
     )
+    return suite_check(job, result)
 
 
 def suite_check(job: GateJob, result: SuiteResult) -> GateCheck:
@@ -134,7 +135,7 @@ def noise_histogram(samples: list[float]) -> NoiseHistogram:
 
 
 def _run_goldens(job: GateJob) -> GateCheck:
-    changes, _ = find_changes(job.family, search=False)
+    changes, _ = find_changes(job.family, search=False, tier=job.tier)
     verdict = Verdict.merge(change.verdict for change in changes)
     wrong = [change for change in changes if change.verdict is not Verdict.PASS]
     sessions = sum(len(change.golden.sessions) for change in changes if change.golden is not None)

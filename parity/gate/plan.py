@@ -50,7 +50,7 @@ def parse_required(words: tuple[str, ...], *, known: list[str], chosen: tuple[st
 
 
 def plan_gate(options: GateOptions) -> tuple[list[GateJob], list[GateCheck], dict[str, str]]:
-    """Jobs to run, longest first; checks that are decided already; and the models' digests by family."""
+    """Jobs to run, family by family; checks that are decided already; and the models' digests by family."""
     jobs: list[GateJob] = []
     decided: list[GateCheck] = []
     digests: dict[str, str] = {}

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from parity.errors import UsageError
+from parity.records import Tier
 
 GOLDEN_FORMAT = 1
 MIN_MARGIN = 0.2  # every generated token's top-1 leads by at least this, in every golden
@@ -95,19 +96,18 @@ def are_digests_comparable(old: GoldenProvenance, new: GoldenProvenance) -> bool
     return old == new
 
 
-def find_differences(old: Golden, new: Golden) -> list[str]:
+def find_differences(old: Golden, new: Golden, *, tier: Tier = Tier.BITS) -> list[str]:
     """What must be equal and is not, one readable line each; empty when the golden holds.
 
-    Model, prompts, tokens and bytes always; digests where build, numerics and CPU match. The reason is not
-    compared,
-    the margin follows from the logits.
+    Model, prompts, tokens and bytes always; digests where build, numerics and CPU match and ``tier`` asks for
+    bits. The reason is not compared, the margin follows from the logits.
     """
     lines = []
     if old.provenance.model != new.provenance.model:
         lines.append(f"model: {old.provenance.model[:12]} -> {new.provenance.model[:12]}")
     if len(old.sessions) != len(new.sessions):
         return [*lines, f"sessions: {len(old.sessions)} -> {len(new.sessions)}"]
-    bits = are_digests_comparable(old.provenance, new.provenance)
+    bits = tier is Tier.BITS and are_digests_comparable(old.provenance, new.provenance)
     for index, (was, now) in enumerate(zip(old.sessions, new.sessions, strict=True)):
         lines += [f"session {index}: {line}" for line in _session_differences(was, now, bits=bits)]
     return lines

@@ -15,7 +15,7 @@ from parity.golden.extension import save_golden
 from parity.golden.record import MIN_MARGIN, Golden, describe_context, find_differences
 from parity.golden.run import run_golden, search_prompts
 from parity.profiles import engine_fingerprint
-from parity.records import Verdict
+from parity.records import Tier, Verdict
 from parity.store import REPOSITORY, save_text
 from parity.worker import WorkerDied
 
@@ -114,6 +114,7 @@ def find_changes(
     family: str,
     *,
     search: bool,
+    tier: Tier = Tier.BITS,
     directory: Path = GOLDEN_DIR,
     on_mode: Callable[[ModeChange], None] = lambda change: None,
 ) -> tuple[list[ModeChange], dict[GoldenMode, tuple[str, ...]]]:
@@ -121,17 +122,19 @@ def find_changes(
     prompts = search_prompts(family) if search else load_prompts(family, directory)
     changes = []
     for mode, texts in prompts.items():
-        changes.append(_find_change(family, mode, texts, directory))
+        changes.append(_find_change(family, mode, texts, directory, tier))
         on_mode(changes[-1])
     return changes, prompts
 
 
-def _find_change(family: str, mode: GoldenMode, texts: tuple[str, ...], directory: Path) -> ModeChange:
+def _find_change(
+    family: str, mode: GoldenMode, texts: tuple[str, ...], directory: Path, tier: Tier
+) -> ModeChange:
     path = golden_path(family, mode, directory)
     old = Golden.from_text(path.read_text(encoding="utf-8"), where=str(path)) if path.exists() else None
     golden, problems = None, ()
     try:
-        run = run_golden(family, mode, texts)
+        run = run_golden(family, mode, texts, tier=tier)
         golden, problems = run.golden, run.problems
         if golden.margin < MIN_MARGIN:
             problems += (
@@ -146,7 +149,7 @@ def _find_change(family: str, mode: GoldenMode, texts: tuple[str, ...], director
         path=path,
         golden=None if problems else golden,
         is_new=old is None,
-        differences=tuple(find_differences(old, golden)) if compared else (),
+        differences=tuple(find_differences(old, golden, tier=tier)) if compared else (),
         context=tuple(describe_context(old, golden)) if compared else (),
         problems=tuple(problems),
     )

@@ -12,7 +12,7 @@ from parity.judge import judge, question
 from parity.numerics import NumericsProfile
 from parity.oracle import Question
 from parity.profiles import engine_fingerprint, profile_of
-from parity.records import Verdict
+from parity.records import Tier
 from parity.runner import Runner, known_family, known_model, process_runner
 from parity.worker import shared_worker
 from scheduler.limits import Layout
@@ -45,9 +45,15 @@ class GoldenRun:
 
 
 def run_golden(
-    family: str, mode: GoldenMode, prompts: tuple[str, ...], *, layout: Layout = Layout.UNIFIED
+    family: str,
+    mode: GoldenMode,
+    prompts: tuple[str, ...],
+    *,
+    layout: Layout = Layout.UNIFIED,
+    tier: Tier = Tier.BITS,
 ) -> GoldenRun:
-    """Run one golden case. A crash of the engine raises ``WorkerDied``."""
+    """Run one golden case; what ``tier`` asks for must be as alone. A crash of the engine raises
+    ``WorkerDied``."""
     choice = profile_of(family)
     answer = shared_worker(choice.profile.environment).call(
         "parity.golden.run:run_golden_here",
@@ -57,6 +63,7 @@ def run_golden(
             "prompts": prompts,
             "profile": choice.profile.to_json(),
             "layout": layout.value,
+            "tier": tier.value,
         },
     )
     facts = engine_fingerprint()
@@ -110,7 +117,7 @@ def run_golden_here(arguments: dict[str, Any]) -> dict[str, Any]:
                 "margin": min(oracle.solo(question(case, index)).margins),
             }
         )
-    problems = [explain_outcome(outcome)] if outcome.verdict is not Verdict.PASS else []
+    problems = [] if outcome.reaches(Tier(arguments["tier"])) else [explain_outcome(outcome)]
     return {"model": file.sha256, "sessions": sessions, "problems": problems, "marks": dict(outcome.marks)}
 
 

@@ -23,6 +23,7 @@ from parity.records import Outcome, Tier, Verdict
 from parity.store import REPOSITORY
 from parity.strategies import landmark
 from parity.suite import SuiteResult
+from parity.suite_splits import pinned_splits
 from scheduler.limits import Layout
 from tests.parity.gate_results import DIVERGENCE
 
@@ -158,6 +159,25 @@ def test_tier_is_handed_to_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (asked["tier"], asked["min_sessions"], asked["seed_value"]) == (Tier.BYTES, 7, 3)
 
 
+def test_tier_is_handed_to_splits_and_goldens(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def run_split_suite(family, split, **settings):
+        asked.append(settings["tier"])
+        return suite_result(Verdict.PASS, sessions=3, bit_identical=3, byte_identical=3)
+
+    def find_changes(family, **settings):
+        asked.append(settings["tier"])
+        return [], {}
+
+    monkeypatch.setattr(gate_jobs, "run_split_suite", run_split_suite)
+    monkeypatch.setattr(gate_jobs, "find_changes", find_changes)
+    split = pinned_splits("llama")[0].name
+    run_job(replace(JOB, kind=CheckKind.SPLIT, split=split, tier=Tier.BYTES))
+    run_job(replace(JOB, kind=CheckKind.GOLDEN, tier=Tier.BYTES))
+    assert asked == [Tier.BYTES, Tier.BYTES]
+
+
 def test_policy_that_breaks_its_promise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def check(policy: str) -> list[Check]:
         return [Check(policy, "progress", ("starved: a completed nothing",) if policy == "vtc" else ())]
@@ -188,8 +208,8 @@ def test_surviving_mutant_fails_the_gate_and_is_named(monkeypatch: pytest.Monkey
 
 
 def test_golden_that_differs_fails_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    def changes(family: str, *, search: bool):
-        assert not search
+    def changes(family: str, *, search: bool, tier: Tier):
+        assert not search and tier is Tier.BITS
         path = golden_path(family, GoldenMode.SHORT)
         made = {"family": family, "path": path, "golden": None, "is_new": False, "context": ()}
         return [

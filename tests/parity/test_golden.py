@@ -18,7 +18,7 @@ from parity.golden.cases import GOLDEN_DIR, GoldenMode, golden_path, load_prompt
 from parity.golden.extension import DIRECTORY_VARIABLE, REASON_VARIABLE, save_golden
 from parity.golden.record import Golden, GoldenProvenance, GoldenSession, describe_context, find_differences
 from parity.golden.regenerate import ModeChange, check_engine_is_locked, locked_engine_version, save_changes
-from parity.records import Verdict
+from parity.records import Tier, Verdict
 from parity.store import REPOSITORY
 
 PROVENANCE = GoldenProvenance(
@@ -74,6 +74,12 @@ def test_digests_are_compared_only_where_the_provenance_matches(key: str) -> Non
     elsewhere = replace(moved, provenance=replace(PROVENANCE, **{key: "other"}))
     assert find_differences(GOLDEN, elsewhere) == []
     assert describe_context(GOLDEN, elsewhere) == [f"{key}: {getattr(PROVENANCE, key)} -> other"]
+
+
+def test_other_bits_with_the_same_bytes_are_no_difference_for_tier_bytes() -> None:
+    moved = with_session(GOLDEN, digests=("00", "12", "22"))
+    assert find_differences(GOLDEN, moved) and not find_differences(GOLDEN, moved, tier=Tier.BYTES)
+    assert find_differences(GOLDEN, with_session(GOLDEN, tokens=(5, 9, 7)), tier=Tier.BYTES)
 
 
 def test_other_model_or_session_count_is_a_difference() -> None:
