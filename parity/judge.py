@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from parity.checkers.ends import check_ends
 from parity.checkers.identity import Answer, Comparison, compare_run, explain_divergence
 from parity.checkers.marks import count_marks
-from parity.checkers.noise import is_noise, logit_distance
+from parity.checkers.noise import Change, explain_change, is_noise, logit_distance
 from parity.drive import Run, session_index
 from parity.oracle import Oracle, Question, Solo
 from parity.records import Case, Divergence, Outcome, Verdict
@@ -98,10 +99,11 @@ def judge(case: Case, first: Attempt, second: Attempt, oracle: Oracle) -> Outcom
             else float("inf")
         )
 
-    noise: tuple[float, ...] = ()
+    noise, changes = (), {}
     differing = [c for c in comparisons if c.bits_step is not None or c.bytes_step is not None]
     if case.layout is Layout.STOCK:
-        noise, differing = _weigh_noise(case, comparisons, first, oracle, distance)
+        noise, changes = _weigh_noise(case, comparisons, first, oracle, distance)
+        differing = [c for c in comparisons if changes.get(c.session) is Change.UNEXPLAINED]
     divergences = tuple(_explain(run, c, expected[c.session], solos[c.session], distance) for c in differing)
     verdict = Verdict.FAIL if divergences or problems else Verdict.PASS
     return Outcome(
@@ -114,6 +116,7 @@ def judge(case: Case, first: Attempt, second: Attempt, oracle: Oracle) -> Outcom
         problems=tuple(problems),
         marks=count_marks(run),
         noise=noise,
+        changes=Counter(change.value for change in changes.values()),
     )
 
 
@@ -125,21 +128,27 @@ def _explain(run: Run, comparison: Comparison, expected: Answer, solo: Solo, dis
 
 def _weigh_noise(
     case: Case, comparisons: list[Comparison], attempt: Attempt, oracle: Oracle, distance
-) -> tuple[tuple[float, ...], list[Comparison]]:
-    """Noise of every comparable step, and the sessions whose changed token that noise cannot explain."""
-    noise: list[float] = []
+) -> tuple[tuple[float, ...], dict[int, Change]]:
+    """Noise of every comparable step, and why the token of each session that changed one did."""
+    noise: dict[int, list[float]] = {}
     for comparison in comparisons:
         rows = attempt.recorder.rows(comparison.session)
         comparable = len(rows) if comparison.bytes_step is None else comparison.bytes_step
-        noise += [distance(comparison.session, step) for step in range(min(comparable, len(rows)))]
-    unexplained = []
-    for comparison in comparisons:
-        if comparison.bytes_step is None:
+        noise[comparison.session] = [
+            distance(comparison.session, step) for step in range(min(comparable, len(rows)))
+        ]
+    changes = {}
+    for session, bits_step, bytes_step in ((c.session, c.bits_step, c.bytes_step) for c in comparisons):
+        if bytes_step is None:
             continue
-        first = min(step for step in (comparison.bits_step, comparison.bytes_step) if step is not None)
-        reference = oracle.logits(question(case, comparison.session))
-        if first >= len(reference) or not is_noise(
-            distance(comparison.session, first), reference[first], noise
-        ):
-            unexplained.append(comparison)
-    return tuple(noise[:NOISE_SAMPLES]), unexplained
+        first = bytes_step if bits_step is None else min(bits_step, bytes_step)
+        reference = oracle.logits(question(case, session))
+        margins = oracle.solo(question(case, session)).margins
+        moved = distance(session, first)
+        others = [sample for other, samples in noise.items() if other != session for sample in samples]
+        changes[session] = explain_change(
+            moved,
+            margins[bytes_step] if bytes_step < len(margins) else 0.0,
+            is_rounding=first < len(reference) and is_noise(moved, reference[first], others),
+        )
+    return tuple(sample for samples in noise.values() for sample in samples)[:NOISE_SAMPLES], changes

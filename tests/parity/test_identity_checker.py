@@ -45,6 +45,10 @@ def test_noise_excuses_small_first_differences_only() -> None:
     reference = np.random.default_rng(0).normal(size=100).astype(np.float32)
 
     assert is_noise(1e-4, reference, [1e-5] * 50)
+    spread = float(reference.std())
+    assert is_noise(0.4 * spread, reference, [0.1 * spread] * 50)
+    assert not is_noise(0.4 * spread, reference, [0.01 * spread] * 50)
+    assert not is_noise(0.6 * spread, reference, [0.1 * spread] * 50)  # however far others move
     assert not is_noise(2.0, reference, [1e-5] * 50)
     assert not is_noise(logit_distance(reference, np.full(100, np.nan, np.float32)), reference, [1e-5] * 50)
 

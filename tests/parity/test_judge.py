@@ -1,0 +1,61 @@
+"""Stock placement: a changed token is excused by the noise of other sessions, and never if it moved far."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from parity.checkers.identity import Comparison
+from parity.checkers.noise import Change, logit_distance
+from parity.judge import _weigh_noise
+from parity.strategies import landmark
+from scheduler.limits import Layout
+
+CASE = landmark("llama", Layout.STOCK)
+ROW = np.random.default_rng(0).normal(size=200).astype(np.float32)
+SPREAD = float(ROW.std())
+
+
+def changes_of(moved: dict[int, list[float]], *, margin: float = 3.0) -> dict[int, Change]:
+    """Sessions whose rows moved so far, in shares of the spread; session 0 changed its last token."""
+    rows = {s: [ROW + np.float32(share * SPREAD) for share in shares] for s, shares in moved.items()}
+    comparisons = []
+    for session, shares in moved.items():
+        first = next((step for step, share in enumerate(shares) if share), None)
+        last = len(shares) - 1 if session == 0 else None
+        comparisons.append(Comparison(session, first, last, False))
+    attempt = SimpleNamespace(recorder=SimpleNamespace(rows=rows.__getitem__))
+    oracle = SimpleNamespace(
+        logits=lambda question: [ROW] * 9,
+        solo=lambda question: SimpleNamespace(margins=[margin * SPREAD] * 9),
+    )
+
+    def distance(session: int, step: int) -> float:
+        return logit_distance(rows[session][step], ROW)
+
+    return _weigh_noise(CASE, comparisons, attempt, oracle, distance)[1]
+
+
+def test_row_that_moved_far_is_not_excused_by_itself() -> None:
+    few = {0: [0.0, 1.5, 1.5], 1: [0.01, 0.01]}  # logits go wrong one token before the token does
+    assert changes_of(few) == {0: Change.UNEXPLAINED}
+    assert changes_of({0: [0.0, 1.5, 1.5]}) == {0: Change.UNEXPLAINED}
+    assert changes_of({0: [0.0, 0.4, 0.4], 1: [0.01, 0.01]}) == {0: Change.UNEXPLAINED}
+
+
+def test_row_that_moved_far_is_not_excused_by_others_that_did_too() -> None:
+    assert changes_of({0: [0.0, 1.5, 1.5], 1: [1.5] * 5, 2: [1.5] * 5}) == {0: Change.UNEXPLAINED}
+
+
+@pytest.mark.parametrize(
+    ("moved", "margin", "change"),
+    [
+        ([0.02, 0.02], 0.03, Change.NEAR_TIE),
+        ([0.02, 0.9], 3.0, Change.CARRIED_ON),
+        ([0.4, 0.9], 3.0, Change.CARRIED_ON),  # others move so far that this is usual here
+    ],
+)
+def test_rounding_is_told_by_margin(moved: list[float], margin: float, change: Change) -> None:
+    assert changes_of({0: moved, 1: [0.05, 0.05]}, margin=margin) == {0: change}
