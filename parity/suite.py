@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
@@ -13,17 +13,22 @@ from hypothesis import HealthCheck, Phase, example, given, seed, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import Flaky
 
+from parity.case_files import save_failing_case
 from parity.contained import run_case
 from parity.corpus import REAL_WORK_TOKENS, has_real_vocabulary, text_prompts
-from parity.explain import explain_outcome, save_failing_case
+from parity.explain import explain_outcome
 from parity.families import load_family
+from parity.plugins import OURS, Brought
 from parity.profiles import profile_of
 from parity.records import Case, Outcome, Tier, Verdict
+from parity.shrink import shrink_case
 from parity.store import REPOSITORY
 from parity.strategies import cases, landmark
 from scheduler.limits import Layout
 
 FAILURES = Path("reports") / "failures"
+SHRINK_RUNS = 300
+SHRINK_SECONDS = 120.0  # a case that hangs would be waited for that often
 
 
 @dataclass(slots=True)
@@ -47,6 +52,7 @@ class SuiteResult:
     case_file: str = ""
     failure: Outcome | None = None
     noise: list[float] = field(default_factory=list)
+    changes: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
     def add(self, outcome: Outcome) -> None:
@@ -57,6 +63,7 @@ class SuiteResult:
         self.crashes += outcome.crashed
         self.marks.update(outcome.marks)
         self.noise += outcome.noise
+        self.changes.update(outcome.changes)
 
     def to_data(self) -> dict:
         """JSON-able form."""
@@ -73,13 +80,14 @@ class SuiteResult:
             "explanation": self.explanation,
             "case_file": self.case_file,
             "noise": self.noise[:5000],
+            "changed_tokens": dict(self.changes),
             "seconds": round(self.seconds, 2),
             "model": self.model,
         }
 
 
 class Failed(AssertionError):
-    """A case that failed; Hypothesis shrinks it."""
+    """A case failed; the suite ends."""
 
 
 def run_suite(
@@ -92,50 +100,54 @@ def run_suite(
     seed_value: int | None = None,
     tier: Tier = Tier.BITS,
     marks: Iterable[str] | None = None,
-    run: Callable[[Case], Outcome] = run_case,
+    brought: Brought = OURS,
+    run: Callable[[Case], Outcome] | None = None,
     failures: Path = FAILURES,
-    on_case: Callable[[SuiteResult], None] = lambda result: None,
 ) -> SuiteResult:
     """Run generated cases until ``min_sessions`` were compared and every required mark was hit.
 
     ``seed_value`` None is derandomised: the same cases every time. A failing case is shrunk, written below
-    ``failures`` and explained. Under tier ``bits`` a model without an exact profile gives *unknown*, with the
-    reason.
+    ``failures`` and explained. Under tier ``bits`` a model without an exact profile, or a user's engine
+    without logits, gives *unknown*, with the reason.
     """
     started = monotonic()
     model = model or family
     required = tuple(marks if marks is not None else (mark.value for mark in load_family(family).marks))
     result = SuiteResult(family, layout, model)
-    choice = profile_of(model)
+    why_no_bits = brought.why_no_bits() if brought.engine else profile_of(model).reason
     failing: list[Outcome] = []
-    compare_bits = tier is Tier.BITS and choice.exact and layout is not Layout.STOCK
+    compare_bits = tier is Tier.BITS and not why_no_bits and layout is not Layout.STOCK
 
     def enough() -> bool:
         return result.sessions >= min_sessions and all(result.marks[mark] for mark in required)
 
+    def judged(case: Case) -> Outcome:
+        outcome = run_case(case, brought=brought) if run is None else run(case)
+        failed = _fails(outcome, compare_bits=compare_bits, layout=layout)
+        return replace(outcome, verdict=Verdict.FAIL if failed else Verdict.PASS)
+
     def one(case: Case) -> None:
         if not failing and enough():
             return
-        outcome = run(case)
+        outcome = judged(case)
         if not failing:
             result.add(outcome)
-            on_case(result)
-        if _fails(outcome, compare_bits=compare_bits, layout=layout):
+        if outcome.verdict is Verdict.FAIL:
             failing.append(outcome)
             raise Failed(outcome.case.family)
 
     wrapped = _generated(one, family, layout, model, policy, min_sessions=min_sessions, seed_value=seed_value)
     try:
         wrapped()
-    except Failed:
-        _keep_failure(result, failing[-1], failures)  # Hypothesis runs its smallest example last
-    except Flaky as flaky:  # the case passed when Hypothesis ran it again: reported before parity
+    except (Failed, Flaky):
         if not failing:
             raise  # a bug of ours, not a case that failed
-        _keep_failure(result, failing[-1], failures)
-        result.explanation = f"not reproducible: {flaky}\n{result.explanation}"
+        _keep_failure(result, failing[0], judged, failures, options=brought.options)
+    if result.changes:
+        counts = ", ".join(f"{count} {change}" for change, count in sorted(result.changes.items()))
+        result.explanation = f"sessions with a changed token: {counts}\n{result.explanation}".rstrip()
     result.missing = tuple(mark for mark in required if not result.marks[mark])
-    result.verdict, result.reason = _judge(result, failed=bool(failing), reason=choice.reason, tier=tier)
+    result.verdict, result.reason = _judge(result, failed=bool(failing), reason=why_no_bits, tier=tier)
     result.seconds = monotonic() - started
     return result
 
@@ -161,26 +173,37 @@ def _generated(
         derandomize=seed_value is None,
         database=_database(seed_value),
         suppress_health_check=list(HealthCheck),
-        phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+        phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a failing explicit example is never shrunk
         print_blob=False,
     )(wrapped)
     return wrapped if seed_value is None else seed(seed_value)(wrapped)
 
 
-def _keep_failure(result: SuiteResult, outcome: Outcome, failures: Path) -> None:
-    """Write the failing case and explain it."""
-    path = save_failing_case(outcome.case, failures)
-    result.case_file, result.failure = str(path), outcome
-    result.explanation = explain_outcome(outcome, case_file=path)
+def _keep_failure(
+    result: SuiteResult, outcome: Outcome, run: Callable[[Case], Outcome], failures: Path, *, options: str
+) -> None:
+    """Shrink the failing case, write it and explain it; one that passes when run again is kept as it was."""
+    ran: dict[Case, Outcome] = {}
+    stop = monotonic() + SHRINK_SECONDS
+
+    def bounded(case: Case) -> Outcome:
+        if not ran or monotonic() < stop:
+            ran[case] = run(case)
+        return ran.get(case, replace(outcome, verdict=Verdict.PASS))
+
+    smallest = ran[shrink_case(outcome.case, bounded, max_runs=SHRINK_RUNS)]
+    kept = smallest if smallest.verdict is Verdict.FAIL else outcome
+    path = save_failing_case(kept.case, failures, stderr=kept.stderr)
+    result.case_file, result.failure = str(path), kept
+    result.explanation = explain_outcome(kept, case_file=path, options=options)
+    if kept is not smallest:  # reported before parity
+        result.explanation = f"not reproducible: it passed when it ran again\n{result.explanation}"
 
 
 def _fails(outcome: Outcome, *, compare_bits: bool, layout: Layout) -> bool:
-    if outcome.crashed or outcome.problems:
-        return True
     if layout is Layout.STOCK:
         return outcome.verdict is Verdict.FAIL
-    identical = outcome.bit_identical if compare_bits else outcome.byte_identical
-    return identical < outcome.sessions
+    return not outcome.reaches(Tier.BITS if compare_bits else Tier.BYTES)
 
 
 def _judge(result: SuiteResult, *, failed: bool, reason: str, tier: Tier) -> tuple[Verdict, str]:
