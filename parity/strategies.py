@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
@@ -161,7 +162,7 @@ def cases(
             else 1900
         )
         num_sequences = draw(st.integers(3, most))
-    return Case(
+    case = Case(
         family=family,
         model=model or family,
         sessions=tuple(sessions),
@@ -174,8 +175,24 @@ def cases(
         max_chunk_tokens=draw(st.one_of(st.just(2048), st.integers(1, 64))),
         prefix_block_tokens=draw(st.sampled_from([1, 1, 4, 16])),
         policy=policy,
-        faults=draw(fault_lists(count=count, features=features, last_step=40)),
     )
+    return replace(case, faults=draw(fault_lists(count=count, features=features, last_step=last_step(case))))
+
+
+def last_step(case: Case) -> int:
+    """The step by which a case without faults is through, at the latest: its last arrival and its work.
+
+    Work is one session's chunks and tokens after the other, as many sessions at a time as lanes and pool let
+    run, or the budget's share of all rows.
+    """
+    width = min(case.max_num_batched_tokens, case.max_chunk_tokens)
+    turns = [-(-len(session.prompt) // width) + session.max_tokens for session in case.sessions]
+    rows = [len(session.prompt) + session.max_tokens for session in case.sessions]
+    lanes = min(case.max_num_seqs, case.num_sequences)
+    if case.layout is not Layout.STREAMS:
+        lanes = max(1, min(lanes, case.pool_cells // max(rows)))
+    arrival = max(session.arrival_step for session in case.sessions)
+    return arrival + max(turns) + max(sum(turns) // lanes, sum(rows) // case.max_num_batched_tokens)
 
 
 def most_sequences(family: str) -> int:
