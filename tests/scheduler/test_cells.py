@@ -1,10 +1,6 @@
-"""Ordered cells: increasing per session, never lost, and small pools enumerated exhaustively without a
-livelock.
-"""
+"""Ordered cells: increasing per session, and never lost."""
 
 from __future__ import annotations
-
-import itertools
 
 import pytest
 
@@ -14,8 +10,7 @@ from scheduler.cells import CellPool, lowest_cells, split_rows
 from scheduler.engine import OpKind
 from scheduler.limits import Layout, PoolLimits, Sharing
 from scheduler.loop import NoProgress
-from scheduler.policies import policy_names
-from tests.scheduler.serving import OPTIMISTIC, Serving, request
+from tests.scheduler.serving import Serving, request
 
 
 def pool(cells: int = 8, ids: int = 6, **fields) -> CellPool:
@@ -142,54 +137,6 @@ def test_hybrids_get_one_group_of_equal_lengths_per_call() -> None:
     serving.check_all_as_alone()
 
 
-# -- enumeration of small pools
-
-# bound on steps for each row of work: far below it in every case, a livelock would exceed any
-STEPS_PER_ROW = 12
-
-
-def enumerate_cases(cells: int):
-    """Up to 4 sessions that fit alone, all ways to arrive in the first steps."""
-    shapes = [(1, 2), (2, 3), (3, 1), (4, 4), (1, cells), (cells, 1)]
-    fitting = [(p, t) for p, t in dict.fromkeys(shapes) if p + t - 1 <= cells]
-    for count in (1, 2, 3, 4):
-        for sessions in itertools.combinations_with_replacement(fitting, count):
-            yield sessions, (0,) * count
-            yield sessions, tuple(2 * i for i in range(count))
-
-
-def play(sessions, arrivals, *, optimistic: bool, shared: bool, **fields) -> Serving:
-    serving = Serving(options=OPTIMISTIC if optimistic else {}, prefix_block_tokens=1, max_num_seqs=4,
-                      max_idle_steps=8, **fields)
-    work = sum(p + t for p, t in sessions)
-    for step in range(STEPS_PER_ROW * work + 8):
-        for index, (p, t) in enumerate(sessions):
-            if arrivals[index] == step:
-                prompt = range(p) if shared else p
-                assert serving.submit(request(f"s{index}", prompt, t)) == [None]
-        if step > max(arrivals) and serving.scheduler.is_idle:
-            break
-        serving.step()
-    assert serving.scheduler.is_idle, f"livelock: {sessions}, {arrivals}, {fields}"
-    serving.check_all_as_alone()
-    return serving
-
-
-@pytest.mark.parametrize("recurrent", [False, True], ids=["positional", "hybrid"])
-@pytest.mark.parametrize("shared", [False, True], ids=["apart", "shared"])
-@pytest.mark.parametrize("cells", [4, 8])
-def test_small_pools_have_no_livelock(cells: int, shared: bool, recurrent: bool) -> None:
-    played = preempted = 0
-    for sessions, arrivals in enumerate_cases(cells):
-        for optimistic, ids in ((False, 6), (True, 3)) if len(sessions) == 4 else ((True, 3), (True, 12)):
-            serving = play(sessions, arrivals, optimistic=optimistic, shared=shared, cells=cells, ids=ids,
-                           recurrent=recurrent, max_num_batched_tokens=3)
-            preempted += serving.totals.values["preempted"]
-            played += 1
-    assert played > 200
-    assert preempted > 0, "optimistic admission must have met a full pool"
-
-
 def test_a_scheduler_that_stops_moving_is_an_error_that_names_the_session() -> None:
     serving = Serving(max_idle_steps=5)
     serving.submit(request("stuck", 3, 2))
@@ -217,17 +164,3 @@ def test_misplaced_rows_are_seen_by_the_exact_engine() -> None:
     owner.cells[-1] += 1
     with pytest.raises((EngineAbort, AssertionError)):
         serving.run()
-
-
-@pytest.mark.parametrize("policy", policy_names())
-def test_no_policy_has_a_livelock_in_a_small_pool(policy: str) -> None:
-    for sessions, arrivals in itertools.islice(enumerate_cases(6), 0, None, 23):
-        for ids, recurrent in itertools.product((3, 12), (False, True)):
-            serving = Serving(policy=policy, prefix_block_tokens=1, max_num_seqs=4, cells=6, ids=ids,
-                              recurrent=recurrent, max_num_batched_tokens=3)
-            for step in range(max(arrivals) + 1):
-                serving.submit(*[request(f"s{i}", range(p), t) for i, (p, t) in enumerate(sessions)
-                                 if arrivals[i] == step])
-                serving.step()
-            serving.run(most=40 * sum(map(sum, sessions)))
-            serving.check_all_as_alone()
