@@ -18,10 +18,9 @@ from parity.engines.exact import (
     expected_tokens,
     hidden_stops,
 )
-from parity.families import load_family
 from parity.numerics import ROW
 from parity.records import Case, Fault, Outcome, Verdict
-from parity.runner import pool_limits
+from parity.runner import known_family, pool_limits
 from scheduler.limits import PoolLimits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
@@ -36,7 +35,7 @@ def exact_model(case: Case) -> ExactModel:
 
 def exact_limits(case: Case) -> tuple[PoolLimits, ...]:
     """Limits of a case's pools, one per stage; ``stage_cells`` gives the number of stages and their sizes."""
-    limits = pool_limits(case, load_family(case.family), ROW.for_layout(case.layout))
+    limits = pool_limits(case, known_family(case.family), ROW.for_layout(case.layout))
     return tuple(replace(limits, num_cells=cells) for cells in case.stage_cells) or (limits,)
 
 

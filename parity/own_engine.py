@@ -37,8 +37,9 @@ def run_own_engine_case(case: Case, brought: Brought) -> Outcome:
     problems = [*run.problems, *check_ends(run)]
     if first.signature != second.signature:
         problems.append("not reproducible: the case differs from itself when it runs again")
+    limits = exact_limits(case)
     expected = {
-        index: solo(brought, exact_limits(case), case.sessions[index].to_request(index, arrival_ms=0.0))
+        index: solo(brought, limits, case.sessions[index].to_request(index, arrival_ms=0.0))
         for index in run.completions
     }
     outcome = judge_answers(case, run, problems, expected=expected, actual=first.answers)

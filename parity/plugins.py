@@ -1,10 +1,11 @@
 """What users bring: ``package.module:factory``, from ``--engine`` and ``--scheduler``.
 
-An engine factory takes the limits of its pools, one per stage, and returns an idle ``scheduler.engine.Engine``;
-it is called for every case and every answer alone, so keep what is costly between calls. A scheduler factory
-takes what ``scheduler.loop.Scheduler`` takes (an engine, a policy, ``scheduler.limits.StepLimits`` and
-``model_digest=""``) and returns what that class offers: ``begin`` gives a ``Flight`` whose batch the caller runs,
-``finish`` and ``fail`` give the step's ``StepRecord``, from which marks are counted.
+An engine factory takes the limits of its pools, one per stage, and returns an idle engine
+(``scheduler.engine.Engine``); it is called for every case and every answer alone, so keep what is costly
+between calls. A scheduler factory takes what ``scheduler.loop.Scheduler`` takes (an engine, a policy,
+``scheduler.limits.StepLimits`` and ``model_digest=""``) and returns what that class offers: ``begin`` gives a
+``Flight`` whose batch the caller runs, ``finish`` and ``fail`` give the step's ``StepRecord``, from which
+marks are counted.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+
+import click
 
 from parity.engines.exact import ExactEngine
 from parity.errors import UsageError
@@ -105,6 +108,14 @@ class Brought:
 
 
 OURS = Brought()
+
+
+def brought_options(command: Callable) -> Callable:
+    """``--scheduler`` and ``--engine`` of a subcommand."""
+    for name in ("engine", "scheduler"):
+        said = f"Run with this {name} of your own instead of ours."
+        command = click.option(f"--{name}", metavar="PACKAGE:FACTORY", help=said)(command)
+    return command
 
 
 def _checked(specification: str, offers: tuple[str, ...]) -> Callable[..., Any]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from parity.engines.exact import ExactEngine, ExactModel
-from scheduler.engine import Engine, MemoryOp, OpKind
+from scheduler.engine import Batch, Engine, MemoryOp, OpKind
 from scheduler.flight import Flight
 from scheduler.limits import PoolLimits, StepLimits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
 from scheduler.policies.base import Policy
+from scheduler.records import IterationPlan, IterationResult
 
 
 def make_engine(limits: tuple[PoolLimits, ...]) -> Engine:
@@ -27,6 +30,60 @@ def example_model(limits: tuple[PoolLimits, ...]) -> ExactModel:
 def make_scheduler(engine: Engine, policy: Policy, steps: StepLimits, *, model_digest: str = "") -> Scheduler:
     """A scheduler that has an order of its own whatever policy is asked for."""
     return Scheduler(engine, make_policy("sarathi"), steps, model_digest=model_digest)
+
+
+class CountingEngine(ExactEngine):
+    """Wrong: a token depends on how many sessions are in the batch."""
+
+    def __init__(self, limits: tuple[PoolLimits, ...]) -> None:
+        super().__init__(limits, example_model(limits))
+
+    def execute(self, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
+        result = super().execute(plan, batch, now_ms)
+        others = len(result.chunks) - 1
+        chunks = [item if item.token is None else replace(item, token=item.token + others)
+                  for item in result.chunks]
+        return replace(result, chunks=tuple(chunks))
+
+
+class BrokenEngine(ExactEngine):
+    """Wrong at once."""
+
+    def execute(self, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
+        raise ValueError("broken on purpose")
+
+
+class UnmadeEngine(ExactEngine):
+    """Wrong: cannot be made for every limits that it is given."""
+
+    def __init__(self, limits: tuple[PoolLimits, ...]) -> None:
+        super().__init__(limits)
+        if limits[0].num_cells < 64:
+            raise ValueError("no room")
+
+
+class ShowingEngine(ExactEngine):
+    """Shows logits: one for each token that it chose."""
+
+    noise = 0.0
+
+    def __init__(self, limits: tuple[PoolLimits, ...]) -> None:
+        super().__init__(limits, example_model(limits))
+        self.observe_logits = None
+
+    def execute(self, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
+        result = super().execute(plan, batch, now_ms)
+        tokens = {item.request_id: item.token for item in result.chunks}
+        for sample in batch.samples:
+            row = np.array([tokens[sample.request_id] + self.noise * len(batch.samples)], np.float32)
+            self.observe_logits(sample.request_id, sample.position, row)
+        return result
+
+
+class NoisyEngine(ShowingEngine):
+    """Wrong: its logits depend on how many sessions are sampled, its tokens don't."""
+
+    noise = 0.25
 
 
 class LeakyEngine(ExactEngine):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from parity.conformance import make_machine
 from parity.engines.exact import ExactEngine, ExactModel, expected_tokens
@@ -18,10 +18,10 @@ from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
 from scheduler.policies.base import Policy
 from scheduler.records import Request
-from tests.machine.examples import LeakyEngine
 from tests.scheduler.serving import OPTIMISTIC
 
 VOCABULARY = 1 << 30
+EXAMPLES = "tests.machine.examples"
 
 
 def exact_model(limits: tuple[PoolLimits, ...], window: int | None = None) -> ExactModel:
@@ -58,12 +58,24 @@ def few(examples: int, *, shrink: bool = True) -> settings:
     )
 
 
+def machine_of(brought: Brought) -> type[RuleBasedStateMachine]:
+    """The machine with a user's scheduler and engine, and ours where none was brought."""
+    schedulers = brought.scheduler_factory
+    if brought.engine is not None:
+        return make_machine(brought.engine_factory, scheduler_factory=schedulers)
+    return make_machine(make_exact, scheduler_factory=schedulers, solo=exact_solo)
+
+
 def test_scheduler_keeps_the_laws_on_the_engine(brought: Brought) -> None:
     """Ours, or what ``--scheduler`` and ``--engine`` name."""
-    own_engine = {} if brought.engine is None else {"engine_factory": brought.engine_factory, "solo": None}
-    parts = {"engine_factory": make_exact, "solo": exact_solo, **own_engine}
-    machine = make_machine(**parts, scheduler_factory=brought.scheduler_factory)
-    run_state_machine_as_test(machine, settings=few(80))
+    run_state_machine_as_test(machine_of(brought), settings=few(80))
+
+
+@pytest.mark.parametrize(
+    "brought", [Brought(engine=f"{EXAMPLES}:make_engine"), Brought(scheduler=f"{EXAMPLES}:make_scheduler")]
+)
+def test_the_examples_keep_the_laws(brought: Brought) -> None:
+    run_state_machine_as_test(machine_of(brought), settings=few(25))
 
 
 def test_optimistic_reference_scheduler_keeps_the_laws_on_the_exact_engine() -> None:
@@ -84,10 +96,25 @@ class Forgetful(ExactEngine):
             pool.apply = lambda op, real=real: None if op.kind is OpKind.REMOVE else real(op)
 
 
-@pytest.mark.parametrize("wrong", [Forgetful, LeakyEngine])
-def test_machine_kills_an_engine_with_wrong_memory(wrong: type[ExactEngine]) -> None:
+def test_machine_kills_an_engine_with_wrong_memory() -> None:
     with pytest.raises(Exception):  # noqa: B017 - an abort, a failed law or step, whichever is first
-        run_state_machine_as_test(make_machine(wrong), settings=few(100, shrink=False))
+        run_state_machine_as_test(
+            make_machine(Forgetful, solo=exact_solo), settings=few(100, shrink=False)
+        )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Brought(engine=f"{EXAMPLES}:CountingEngine"),
+        Brought(engine=f"{EXAMPLES}:LeakyEngine"),
+        Brought(scheduler=f"{EXAMPLES}:SwappingScheduler"),
+    ],
+    ids=["counting engine", "leaky engine", "swapping scheduler"],
+)
+def test_machine_kills_what_a_user_brings_with_a_fault(wrong: Brought) -> None:
+    with pytest.raises(AssertionError, match="not as alone|strayed"):
+        run_state_machine_as_test(machine_of(wrong), settings=few(100, shrink=False))
 
 
 @pytest.mark.parametrize(
