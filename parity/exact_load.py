@@ -186,7 +186,7 @@ def run_endurance(
                 if completion.tokens != solo[: len(completion.tokens)]:
                     raise AssertionError(f"{request} gave {completion.tokens}, alone {solo}")
                 checked += 1
-            if ended == max(requests // 10, 1):
+            if ended == max(requests // 2, 1):
                 gc.collect()
                 early_blocks = sys.getallocatedblocks()
         report(ended)

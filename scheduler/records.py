@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class SessionState(Enum):
-    """Queues: RUNNING -> PREEMPT_PENDING -> SUSPENDED -> RESUME_PENDING -> RUNNING, and each may end."""
+    """Queues: RUNNING -> PREEMPT_PENDING -> SUSPENDED -> RUNNING, and each may end. RESUME_PENDING is for owners
+    that get ready over several steps; rows that are recomputed are never awaited."""
     WAITING, RUNNING, PREEMPT_PENDING = "waiting", "running", "preempt_pending"
     SUSPENDED, RESUME_PENDING = "suspended", "resume_pending"
     FINISHED, CANCELLED, FAILED = "finished", "cancelled", "failed"

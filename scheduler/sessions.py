@@ -9,7 +9,7 @@ from scheduler.legality import require
 from scheduler.records import ChunkResult, Completion, FinishReason, Phase, Request, SessionState, SessionView
 from scheduler.resume import PreemptionIntent, ReleaseReceipt, ResumeTicket
 
-MAX_SPENT_GENERATIONS = 65_536  # cancelled ids whose old generations are still refused
+MAX_SPENT_GENERATIONS = 4096  # cancelled ids whose old generations are still refused
 
 
 class SessionTable:
