@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 
 class SessionState(Enum):
-    """Queues: RUNNING -> PREEMPT_PENDING -> SUSPENDED -> RUNNING, and each may end. RESUME_PENDING is for owners
-    that get ready over several steps; rows that are recomputed are never awaited."""
+    """Queues: RUNNING -> PREEMPT_PENDING -> SUSPENDED -> RUNNING, and each may end. RESUME_PENDING is for
+    owners that get ready over several steps; rows that are recomputed are never awaited.
+    """
     WAITING, RUNNING, PREEMPT_PENDING = "waiting", "running", "preempt_pending"
     SUSPENDED, RESUME_PENDING = "suspended", "resume_pending"
     FINISHED, CANCELLED, FAILED = "finished", "cancelled", "failed"

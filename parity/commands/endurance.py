@@ -12,7 +12,7 @@ from parity.exact_load import run_endurance, run_small_cases, step_microseconds
 LONG_QUEUE, SHORT_QUEUE, LANES = 100_000, 100, 64
 FEWEST_CASES = 10_000  # a minute on one core
 MOST_QUEUE_RATIO = 1.2  # of a step's time with the long queue to that with the short one
-MOST_GROWTH_BLOCKS = 4000  # a leak of one object for every 200 requests of the full run would show
+MOST_GROWTH_BLOCKS = 4000  # a leak of one object for every 100 requests of the full run would show
 
 
 @click.command()
