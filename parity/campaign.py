@@ -101,7 +101,8 @@ def draw_batch(order: dict[str, Any]) -> list[Case]:
 def run_batch(order: dict[str, Any]) -> dict[str, Any]:
     """Draw and run a batch; what an executor is given. JSON-able in and out.
 
-    ``failures`` holds, per failing case, its text, its signature and the first thing that was wrong.
+    ``failures`` holds, per failing case, its text, its signature, the first thing that was wrong, and the
+    last that its worker said.
     """
     marks: dict[str, int] = {}
     pairs: dict[str, int] = {}
@@ -122,6 +123,7 @@ def run_batch(order: dict[str, Any]) -> dict[str, Any]:
                     "case": case.to_json(),
                     "signature": list(fault_signature(outcome)),
                     "text": first_complaint(outcome),
+                    "stderr": outcome.stderr,
                 }
             )
     return {

@@ -14,13 +14,13 @@ from time import monotonic
 from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
 from parity.campaign import FEATURE_PAIRS, Plan, first_complaint, run_batch
+from parity.case_files import save_failing_case
 from parity.checkers.marks import MARKS
 from parity.errors import UsageError
-from parity.explain import save_failing_case
 from parity.records import Case
 from parity.rerun import Rerun
 from parity.shrink import shrink_case
-from parity.signature import fault_signature
+from parity.signature import fault_signature, is_same_fault
 
 DATABASE_KEY = b"samebytes campaign"
 MAX_SHRINK_RUNS = 400
@@ -35,6 +35,7 @@ class Found:
     text: str
     count: int = 1
     path: str = ""
+    stderr: str = ""
 
 
 @dataclass(slots=True)
@@ -77,7 +78,7 @@ class Tally:
                 self.found[signature].count += 1
             else:
                 case = Case.from_json(failure["case"], where="campaign")
-                self.found[signature] = Found(signature, case, failure["text"])
+                self.found[signature] = Found(signature, case, failure["text"], stderr=failure["stderr"])
 
     def to_data(self) -> dict:
         """JSON-able form."""
@@ -171,19 +172,29 @@ def run_campaign(
 
 
 def keep_failures(tally: Tally, plan: Plan, folder: Path) -> None:
-    """Shrink every kind of failure once and store its case, as ``tests/regressions`` holds them."""
-    run = Rerun(exact=plan.exact, mutant=plan.mutant)
+    """Shrink every kind of failure once and store its case, as ``tests/regressions`` holds them.
+
+    Kinds that are one when they are small are merged: what told them apart had nothing to do with the fault.
+    """
+    run, kept = Rerun(exact=plan.exact, mutant=plan.mutant), {}
     try:
         for found in tally.found.values():
             small = shrink_case(found.case, run, max_runs=MAX_SHRINK_RUNS)
             outcome = run(small)
             found.case = small
             found.text = first_complaint(outcome) or found.text
-            if fault_signature(outcome) != found.signature:
+            if is_same_fault(found.signature, signature := fault_signature(outcome)):
+                found.signature = signature
+            else:
                 found.text += " (not when run again)"
-            found.path = str(save_failing_case(small, folder))
+            if found.signature in kept:
+                kept[found.signature].count += found.count
+                continue
+            kept[found.signature] = found
+            found.path = str(save_failing_case(small, folder, stderr=outcome.stderr or found.stderr))
     finally:
         run.close()
+    tally.found = kept
 
 
 def open_database(folder: Path) -> ExampleDatabase:

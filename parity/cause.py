@@ -11,12 +11,9 @@ from enum import Enum
 
 from parity.families import load_family
 from parity.records import Case, Divergence, FaultKind, Outcome, Verdict
-from parity.rerun import Rerun, without_sessions
-from parity.signature import fault_signature
-
-ROUNDING = (
-    0.05  # logits that moved less than this share of a typical top margin moved by rounding, not by content
-)
+from parity.rerun import Rerun
+from parity.shrink import without_sessions
+from parity.signature import fault_signature, first_divergence, moved_by_rounding
 
 
 class Cause(Enum):
@@ -61,8 +58,7 @@ def diagnose(case: Case, run: Rerun) -> Diagnosis | None:
         )
     if outcome.problems or not outcome.divergences:
         return Diagnosis(cause=Cause.SCHEDULING_FAULT, evidence=outcome.problems or (outcome.reason,))
-    first = min(outcome.divergences, key=lambda d: (d.scheduler_step, d.session))
-    return _diagnose_divergence(case, first, run)
+    return _diagnose_divergence(case, first_divergence(outcome), run)
 
 
 def _facts(outcome: Outcome) -> tuple:
@@ -104,7 +100,7 @@ def _cause_of(
     case: Case, first: Divergence, disorder: bool, neighbours: tuple[int, ...], *, alone_is_wrong: bool
 ) -> Cause:
     """The rules, in order of what proves most."""
-    rounding = first.distance <= ROUNDING * max(first.margin, 1.0)
+    rounding = moved_by_rounding(first)
     if rounding and first.expected_token != first.actual_token and first.margin <= 2 * first.distance:
         return Cause.NEAR_TIE
     same_token = first.expected_token == first.actual_token

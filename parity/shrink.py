@@ -1,7 +1,7 @@
 """Makes a failing case small: fewer sessions, fewer faults, shorter prompts and outputs, simpler settings.
 
 Structural and deterministic, and it asks at most ``max_runs`` times. A smaller case counts only if it fails
-with the same signature, so that one fault does not slip into another.
+as the larger did (``is_same_fault``), so that one fault does not slip into another.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from parity.records import Case, Outcome
-from parity.rerun import without_sessions
-from parity.signature import fault_signature
+from parity.signature import fault_signature, is_same_fault
 from scheduler.records import SamplingParams
 
 MAX_RUNS = 600
@@ -39,12 +38,26 @@ def shrink_case(case: Case, run: Callable[[Case], Outcome], *, max_runs: int = M
                 continue
             seen.add(candidate)
             left -= 1
-            if fault_signature(run(candidate)) == wanted:
-                case, improved = candidate, True
+            signature = fault_signature(run(candidate))
+            if is_same_fault(wanted, signature):
+                case, wanted, improved = candidate, signature, True
                 break
             if left == 0:
                 break
     return case
+
+
+def without_sessions(case: Case, dropped: set[int]) -> Case:
+    """The case less some sessions, their faults gone and the others renumbered."""
+    kept = [index for index in range(len(case.sessions)) if index not in dropped]
+    number = {old: new for new, old in enumerate(kept)}
+    aimed = ("cancel", "preempt")
+    faults = tuple(
+        replace(fault, session=number.get(fault.session, 0))
+        for fault in case.faults
+        if fault.kind.value not in aimed or fault.session in number
+    )
+    return replace(case, sessions=tuple(case.sessions[index] for index in kept), faults=faults)
 
 
 def _candidates(case: Case) -> Iterator[Case]:
