@@ -33,7 +33,9 @@ SchedulerFactory = Callable[..., Scheduler]
 ENGINE_OFFERS = ("limits", "execute", "apply")
 SCHEDULER_OFFERS = ("submit", "cancel", "preempt", "step", "begin", "finish", "fail", "take_completions",
                     "is_idle")
-OBSERVED = "observe_logits"  # an engine that calls what is put here has logits to compare
+# An engine with this attribute calls what is put there for each sampled row: request id, position of the new
+# token, logits float32 [n_vocab].
+OBSERVED = "observe_logits"
 
 
 def load_factory(specification: str) -> Callable[..., Any]:

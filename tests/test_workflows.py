@@ -169,12 +169,23 @@ def test_lines_are_those_of_local_use(path: Path) -> None:
     for program, first, *words in commands(path):
         if program == "make":
             assert first in targets
-            if first == "gate":
-                check_options(
-                    "gate", shlex.split(next(word for word in words if word.startswith("PARITY_ARGS="))[12:])
-                )
+            passed = [shlex.split(word[12:]) for word in words if word.startswith("PARITY_ARGS=")]
+            for arguments in passed:
+                check_options({"gate": "gate", "parity": "check"}[first], bare(arguments))
         else:
             check_options(first, words)
+
+
+def bare(words: list[str]) -> list[str]:
+    """Words without the shell's ``${NAME:+...}`` around an option."""
+    return [re.sub(r"^\$\{\w+:\+(--[\w-]+)$", r"\1", word) for word in words]
+
+
+def test_callers_scheduler_and_engine_run_the_machine_and_the_familys_suites() -> None:
+    path = REPOSITORY / ".github/workflows/parity.yml"
+    lines = [words for words in commands(path) if "--engine" in words[-1]]
+    assert [words[1] for words in lines] == ["test", "parity"]
+    assert all("--scheduler $SCHEDULER" in words[-1] for words in lines)
 
 
 def check_options(name: str, words: list[str]) -> None:
