@@ -64,23 +64,12 @@ class Mark(StrEnum):
     POOL_FULL = "pool_full"
 
 
-HYBRID_CLASSES = frozenset({KvClass.MAMBA_HYBRID, KvClass.DELTANET_HYBRID})
-COMPONENTS_OF_CLASS = MappingProxyType(
+# A new session can take over no more than its memory components allow.
+SHARING_OF_COMPONENTS = MappingProxyType(
     {
-        KvClass.DENSE: (Component.ATTENTION_CELLS,),
-        KvClass.MLA: (Component.ATTENTION_CELLS,),
-        KvClass.SLIDING_WINDOW: (Component.ATTENTION_CELLS, Component.WINDOW_CELLS),
-        KvClass.MAMBA_HYBRID: (Component.ATTENTION_CELLS, Component.RECURRENT_SLOTS),
-        KvClass.DELTANET_HYBRID: (Component.ATTENTION_CELLS, Component.RECURRENT_SLOTS),
-    }
-)
-SHARING_OF_CLASS = MappingProxyType(
-    {
-        KvClass.DENSE: Sharing.POSITIONAL,
-        KvClass.MLA: Sharing.POSITIONAL,
-        KvClass.SLIDING_WINDOW: Sharing.BOTH_CACHES,
-        KvClass.MAMBA_HYBRID: Sharing.WHOLE_STATE,
-        KvClass.DELTANET_HYBRID: Sharing.WHOLE_STATE,
+        (Component.ATTENTION_CELLS,): Sharing.POSITIONAL,
+        (Component.ATTENTION_CELLS, Component.WINDOW_CELLS): Sharing.BOTH_CACHES,
+        (Component.ATTENTION_CELLS, Component.RECURRENT_SLOTS): Sharing.WHOLE_STATE,
     }
 )
 
@@ -125,8 +114,6 @@ class EngineSettings:
 
     n_ctx: int
     n_seq_max: int
-    n_ubatch: int
-    kv_type: str  # "f16" or "f32"
     swa_full: bool
 
 
@@ -152,12 +139,12 @@ class Family:
     @property
     def is_hybrid(self) -> bool:
         """Does a session keep a recurrent state?"""
-        return self.kv_class in HYBRID_CLASSES
+        return Component.RECURRENT_SLOTS in self.components
 
     @property
     def needs_shadow(self) -> bool:
         """Is every token decoded under two ids? Then no window cell has a single owner and is re-used."""
-        return self.kv_class is KvClass.SLIDING_WINDOW
+        return Component.WINDOW_CELLS in self.components
 
     def row(self, name: str) -> ModelRow:
         """The row ``name``; ``UsageError`` if the manifest has none."""
@@ -236,12 +223,12 @@ def _check_consistent(family: Family) -> None:
 
     if family.name != family.path.stem:
         raise fault("family", f"{family.name!r} is not the file's name {family.path.stem!r}")
-    if family.components != COMPONENTS_OF_CLASS[family.kv_class]:
-        raise fault(
-            "components", f"kv_class {family.kv_class} has {', '.join(COMPONENTS_OF_CLASS[family.kv_class])}"
-        )
-    if family.sharing is not SHARING_OF_CLASS[family.kv_class]:
-        raise fault("sharing", f"kv_class {family.kv_class} shares {SHARING_OF_CLASS[family.kv_class]}")
+    if family.components not in SHARING_OF_COMPONENTS:
+        known = "; ".join(map(", ".join, SHARING_OF_COMPONENTS))
+        raise fault("components", f"no scheduler memory for them; known are {known}")
+    sharing = SHARING_OF_COMPONENTS[family.components]
+    if family.sharing is not sharing:
+        raise fault("sharing", f"{', '.join(family.components)} share {sharing}")
     if family.needs_shadow and not family.engine.swa_full:
         raise fault(
             "engine.swa_full", "a window cache that drops cells can't be exact in one pool; it must be true"

@@ -11,7 +11,6 @@ import yaml
 
 from parity.errors import UsageError
 from parity.families import (
-    HYBRID_CLASSES,
     Component,
     KvClass,
     Mark,
@@ -103,18 +102,18 @@ def test_package_row_of_real_weights_is_locked() -> None:
         ("family", ..., "'family' is a required property"),
         ("architecture", "Gemma 2", "at architecture"),
         ("kv_class", "paged", "at kv_class: 'paged' is not one of"),
-        ("kv_class", "dense", "at components: kv_class dense has attention_cells"),
         ("components", [], "at components"),
         ("components", ["window_cells"], "at components"),
         ("components", ["attention_cells", "attention_cells"], "at components"),
-        ("sharing", "positional", "at sharing: kv_class sliding_window shares both_caches"),
+        ("components", ["window_cells", "attention_cells"], "at components: no scheduler memory for them"),
+        ("components", ["attention_cells"], "at sharing: attention_cells share positional"),
+        ("sharing", "positional", "at sharing: attention_cells, window_cells share both_caches"),
         ("marks", [], "at marks"),
         ("marks", ["mixed_step", "lucky"], "at marks.1: 'lucky' is not one of"),
         ("engine.n_ctx", 1000, "at engine.n_ctx: 1000 is not a multiple of 256"),
-        ("engine.n_ubatch", 64, "at engine.n_ubatch: 64 is greater than the maximum of 63"),
-        ("engine.n_ubatch", 1, "at engine.n_ubatch: 1 is less than the minimum of 2"),
+        ("engine.n_ubatch", 60, "at engine: Additional properties are not allowed"),  # cases and profiles
         ("engine.n_seq_max", 257, "at engine.n_seq_max"),
-        ("engine.kv_type", "q8_0", "at engine.kv_type"),
+        ("engine.kv_type", "f16", "at engine: Additional properties are not allowed"),  # say these two
         ("engine.swa_full", False, "at engine.swa_full"),
         ("engine.swa_full", "yes", "at engine.swa_full: 'yes' is not of type 'boolean'"),
         ("engine.threads", 2, "at engine: Additional properties are not allowed"),
@@ -207,5 +206,17 @@ def test_new_family_needs_a_file_and_no_code(tmp_path: Path) -> None:
     assert load_families(tmp_path)["gemma9"].marker == "family_gemma9"
 
 
+def test_memory_is_what_the_manifest_says(tmp_path: Path) -> None:
+    """Components decide, whatever the class is called: nobody repeats them in a table."""
+    content = {
+        **GOOD,
+        "components": ["attention_cells", "recurrent_slots"],
+        "sharing": "whole_state",
+    }
+    family = load_family("gemma2", write_manifest(tmp_path, content))
+    assert family.is_hybrid and not family.needs_shadow
+
+
 def test_hybrids_are_the_two_with_states() -> None:
-    assert {KvClass.MAMBA_HYBRID, KvClass.DELTANET_HYBRID} == HYBRID_CLASSES
+    hybrids = {family.kv_class for family in load_families().values() if family.is_hybrid}
+    assert hybrids == {KvClass.MAMBA_HYBRID, KvClass.DELTANET_HYBRID}
