@@ -3,11 +3,9 @@ again."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-from parity.records import Case, Divergence, Outcome
-from parity.store import save_text
+from parity.records import Divergence, Outcome
 
 
 def explain_divergence_text(divergence: Divergence) -> list[str]:
@@ -28,8 +26,8 @@ def explain_divergence_text(divergence: Divergence) -> list[str]:
     ]
 
 
-def explain_outcome(outcome: Outcome, *, case_file: Path | None = None) -> str:
-    """Everything that makes a verdict understandable, and the command that replays it."""
+def explain_outcome(outcome: Outcome, *, case_file: Path | None = None, options: str = "") -> str:
+    """Everything that makes a verdict understandable, and the command that replays it with ``options``."""
     case = outcome.case
     lines = [
         f"{outcome.verdict.value}: {case.family} {case.layout.value}, model {case.model}, "
@@ -40,26 +38,17 @@ def explain_outcome(outcome: Outcome, *, case_file: Path | None = None) -> str:
     ]
     if outcome.crashed:
         lines.append(f"crash: {outcome.reason}")
-        lines += [f"  | {line}" for line in outcome.stderr.splitlines()[-12:]]
     elif outcome.reason:
         lines.append(outcome.reason)
     lines += [f"problem: {problem}" for problem in outcome.problems]
+    lines += [f"  | {line}" for line in outcome.stderr.splitlines()[-12:]]
     for divergence in outcome.divergences[:4]:
         lines += explain_divergence_text(divergence)
     if len(outcome.divergences) > 4:
         lines.append(f"... and {len(outcome.divergences) - 4} more sessions")
     if case_file is not None:
-        lines.append(f"replay: parity replay {case_file}")
+        lines.append(f"replay: parity replay {case_file}{options}")
     return "\n".join(lines)
-
-
-def save_failing_case(case: Case, folder: Path) -> Path:
-    """Write a failing case under a name that says what it is; returns the path."""
-    text = case.to_json()
-    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-    path = folder / f"{case.family}-{case.layout.value}-{digest}.json"
-    save_text(path, text)
-    return path
 
 
 def _ranges(cells: tuple[int, ...]) -> str:

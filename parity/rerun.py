@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from parity.contained import Chunks, run_case
 from parity.exact_runner import run_exact_case
 from parity.mutants import find_mutant
 from parity.mutants.records import Reach, replaced
 from parity.profiles import profile_of
-from parity.records import Case, Outcome, Verdict, outcome_from_data
-from parity.runner import check_case, run_case_here
-from parity.worker import Worker, WorkerDied
+from parity.records import Case, Outcome
+from parity.runner import check_settings, run_case_here
+from parity.worker import Worker
 from scheduler.policies.base import Policy
 
 TIMEOUT_S = 60.0
-Chunks = tuple[tuple[int, int], ...]
 
 
 @contextmanager
@@ -67,6 +67,7 @@ class Rerun:
         return self._exact(case, chunks) if self.exact else self._contained(case, chunks)
 
     def _exact(self, case: Case, chunks: Chunks) -> Outcome:
+        check_settings(case)
         with ExitStack() as stack:
             if self.mutant is not None:
                 stack.enter_context(find_mutant(self.mutant).plant(Reach()))
@@ -75,41 +76,14 @@ class Rerun:
             return run_exact_case(case)
 
     def _contained(self, case: Case, chunks: Chunks) -> Outcome:
-        check_case(case)
-        profile = profile_of(case.model).profile
         if self._worker is None:
-            self._worker = Worker(profile.environment)
-        arguments = {
-            "case": case.to_json(),
-            "profile": profile.to_json(),
-            "mutant": self.mutant,
-            "chunks": chunks,
-        }
-        try:
-            data = self._worker.call("parity.rerun:rerun_here", arguments, timeout_s=self.timeout_s)
-        except WorkerDied as death:
-            return Outcome(
-                case=case, verdict=Verdict.FAIL, crashed=True, reason=death.reason, stderr=death.stderr
-            )
-        except RuntimeError as error:
-            return Outcome(case=case, verdict=Verdict.FAIL, problems=(f"internal: {error}",))
-        return outcome_from_data(case, data)
+            self._worker = Worker(profile_of(case.model).profile.environment)
+        return run_case(
+            case, mutant=self.mutant, chunks=chunks, worker=self._worker, timeout_s=self.timeout_s
+        )
 
     def close(self) -> None:
         """End the worker."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
-
-
-def without_sessions(case: Case, dropped: set[int]) -> Case:
-    """The case less some sessions, their faults gone and the others renumbered."""
-    kept = [index for index in range(len(case.sessions)) if index not in dropped]
-    number = {old: new for new, old in enumerate(kept)}
-    aimed = ("cancel", "preempt")
-    faults = tuple(
-        replace(fault, session=number.get(fault.session, 0))
-        for fault in case.faults
-        if fault.kind.value not in aimed or fault.session in number
-    )
-    return replace(case, sessions=tuple(case.sessions[index] for index in kept), faults=faults)

@@ -11,7 +11,6 @@ from typing import Any
 
 from parity.mutants import find_mutant
 from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial
-from parity.runner import run_case_here
 from parity.worker import Worker, WorkerDied
 
 CLEAN_TIMEOUT_S = 60.0
@@ -90,12 +89,6 @@ def attempt_in_worker(arguments: dict[str, Any]) -> dict[str, Any]:
     else:
         complaints = trial.run()
     return {"reached": reach.count, "complaints": [[c.killer.value, c.text] for c in complaints]}
-
-
-def run_planted_here(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Entry point of the worker: one case with a fault planted; its outcome. JSON in, JSON out."""
-    with find_mutant(arguments["mutant"]).plant(Reach()):
-        return run_case_here(arguments)
 
 
 @functools.cache

@@ -10,11 +10,16 @@ from pathlib import Path
 import pytest
 
 from parity.contained import run_case
+from parity.exact_runner import run_exact_case
+from parity.explain import explain_outcome
 from parity.mutants import cases, sharing_cases
 from parity.records import Verdict
+from parity.rerun import Rerun
 from parity.store import REPOSITORY
-from parity.worker import Worker, WorkerDied
+from parity.suite_splits import across_stages, pinned_splits
+from parity.worker import CallFailed, Worker, WorkerDied
 
+RAISES = "victim_left_in_the_plan"  # a fault by which the scheduler looks for a session that is not there
 ABORTING = sharing_cases.shared_prefix("llama", **cases.STREAMS)
 
 SUITE = """
@@ -90,4 +95,48 @@ def test_killed_worker_is_replaced():
         worker.call("parity.faults:die_here", {})
     assert worker.call("json:dumps", {}) == "{}"
     assert worker.pid != first
+    worker.close()
+
+
+def test_exception_of_the_scheduler_costs_one_case_and_keeps_its_traceback():
+    outcome = run_case(cases.crowded("llama"), mutant=RAISES)
+    assert (outcome.verdict, outcome.crashed) == (Verdict.FAIL, False)
+    assert outcome.problems == ("internal: KeyError: 's2'",)
+    assert "Traceback" in outcome.stderr and "KeyError: 's2'" in outcome.stderr
+    assert "KeyError: 's2'" in explain_outcome(outcome).splitlines()[-1]
+    assert run_case(cases.crowded("llama")).verdict is Verdict.PASS
+
+
+def test_exception_of_the_scheduler_is_the_same_outcome_on_both_engines():
+    case = cases.crowded("llama")
+    real, exact = Rerun(mutant=RAISES), Rerun(exact=True, mutant=RAISES)
+    try:
+        outcomes = [run(case) for run in (real, exact)]
+    finally:
+        real.close()
+    assert len({outcome.problems for outcome in outcomes}) == 1
+    assert all("Traceback" in outcome.stderr for outcome in outcomes)
+
+
+def test_exception_of_a_checker_is_an_outcome(monkeypatch: pytest.MonkeyPatch):
+    def broken(run):
+        raise ZeroDivisionError("in a checker")
+
+    monkeypatch.setattr("parity.exact_runner.count_marks", broken)
+    outcome = run_exact_case(cases.mixed("llama"))
+    assert outcome.problems == ("internal: ZeroDivisionError: in a checker",)
+
+
+def test_exception_of_the_scheduler_costs_one_case_of_a_split():
+    split = pinned_splits("llama")[0]
+    outcome = run_case(across_stages(cases.crowded("llama"), split), mutant=RAISES)
+    assert outcome.problems == ("internal: KeyError: 's2'",)
+    assert "Traceback" in outcome.stderr
+
+
+def test_exception_in_a_worker_is_told_from_bad_input():
+    worker = Worker()
+    with pytest.raises(CallFailed, match="^TypeError: ") as caught:
+        worker.call("json:loads", {})
+    assert "Traceback" in caught.value.stderr
     worker.close()

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from parity.commands.mutants import command, select_trials
+from parity.contained import run_case
 from parity.errors import ExitCode, UsageError
 from parity.mutants import all_mutants, cases, find_mutant
 from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial
@@ -15,7 +16,7 @@ from parity.mutants.running import Status, judge_mutant, judge_mutants, mutant_w
 from parity.mutants.seam import batch_plant
 from parity.mutants.trials import exact_trial
 from parity.numerics import ROW
-from parity.records import Outcome, outcome_from_data
+from parity.records import Outcome
 
 # The planted off-by-ones of the main job: which session must be named, and at which of its generated tokens.
 OFF_BY_ONES = {
@@ -93,10 +94,7 @@ def test_planted_off_by_one_on_llama_cpp_names_session_and_step(name: str, trial
 
 def run_planted(name: str, trial: Trial) -> Outcome:
     """The outcome of a trial's case on llama.cpp with the fault planted in the worker."""
-    arguments = {"mutant": name, "case": trial.case.to_json(), "profile": ROW.to_json()}
-    return outcome_from_data(
-        trial.case, mutant_worker().call("parity.mutants.running:run_planted_here", arguments)
-    )
+    return run_case(trial.case, profile=ROW, mutant=name, worker=mutant_worker())
 
 
 def test_survivor_is_not_called_killed():
