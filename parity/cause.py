@@ -82,6 +82,8 @@ def _diagnose_divergence(case: Case, first: Divergence, run: Rerun) -> Diagnosis
         + ("is right" if not boundaries.divergences else "is wrong too"),
         f"needs beside it: {f'sessions {list(neighbours)}' if neighbours else 'nobody'}",
     ]
+    if len(first.distances) > 1:
+        evidence.append(f"distance over steps: {', '.join(f'{moved:.3g}' for moved in first.distances)}")
     disorder = [(a, b) for a, b in zip(first.cells, first.cells[1:], strict=False) if 0 <= b <= a]
     if disorder:
         evidence.append(f"its cells are out of order: {disorder[0][1]} after {disorder[0][0]}")

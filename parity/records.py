@@ -213,7 +213,8 @@ class Divergence:
     ``step`` counts the session's generated tokens from 0; ``margin`` is the reference's top-1 minus top-2
     logit there;
     ``distance`` the largest absolute logit difference; ``neighbours`` who else was in that batch; ``chunks``
-    the session's intervals so far, ``cells`` where its rows lay (stage 0).
+    the session's intervals so far, ``cells`` where its rows lay (stage 0). ``distances`` go on from
+    ``distance`` over the next tokens, as long as both have seen the same text.
     """
 
     session: int
@@ -226,6 +227,7 @@ class Divergence:
     neighbours: tuple[int, ...]
     chunks: tuple[tuple[int, int], ...]
     cells: tuple[int, ...]
+    distances: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,8 @@ from parity.records import Divergence
 from scheduler.engine import PAD_ROW
 from scheduler.records import FinishReason
 
+MOST_DISTANCES = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -73,6 +75,7 @@ def explain_divergence(
     emitted = run.emitted_at.get(session, [])
     at = emitted[step] if step < len(emitted) else (emitted[-1] if emitted else -1)
     tokens = run.completions[session].tokens
+    comparable = len(tokens) if comparison.bytes_step is None else comparison.bytes_step + 1
     neighbours: tuple[int, ...] = ()
     chunks: list[tuple[int, int]] = []
     cells: dict[int, int] = {}
@@ -101,4 +104,5 @@ def explain_divergence(
         neighbours=neighbours,
         chunks=tuple(chunks),
         cells=tuple(cell for _, cell in sorted(cells.items())),
+        distances=tuple(distance(session, s) for s in range(step, min(comparable, step + MOST_DISTANCES))),
     )

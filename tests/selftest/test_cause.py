@@ -16,6 +16,7 @@ from parity.mutants import cases, find_mutant
 from parity.mutants.records import Place
 from parity.records import Case, Divergence, Outcome, Verdict
 from parity.rerun import Rerun, given_chunks
+from parity.signature import first_divergence
 
 EXPECTED = [
     # mutant, place, cause, session, its token, neighbours that it needs
@@ -58,6 +59,19 @@ def test_cause_neighbours_and_first_bad_step_are_named(name, place, cause, sessi
     found = diagnosis_of(name, place)
     assert (found.cause, found.session, found.step, found.neighbours) == (cause, session, step, neighbours)
     assert found.evidence
+
+
+@pytest.mark.parametrize(("name", "steps"), [("cell_below_the_last_one", 2), ("logits_rows_swapped", 1)])
+def test_distance_over_steps_is_evidence_while_both_have_seen_the_same_text(name: str, steps: int):
+    trial = next(trial for trial in find_mutant(name).trials if trial.place is Place.REAL)
+    run = runs(Place.REAL)
+    run.mutant = name
+    first = first_divergence(run(trial.case))
+    assert first.distances[0] == first.distance > 0
+    assert min(len(first.distances), 2) == steps
+    evidence = [text for text in diagnosis_of(name, Place.REAL).evidence if text.startswith("distance over")]
+    assert len(evidence) == steps - 1
+    assert all(f"{moved:.3g}" in text for text in evidence for moved in first.distances)
 
 
 def test_passing_case_has_no_cause():
