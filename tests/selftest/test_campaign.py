@@ -131,7 +131,7 @@ def fuzz(*arguments: object):
 
 
 def test_missing_coverage_is_unknown_where_it_is_required(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    tiny = ("--family", "llama", "--policy", "fcfs", "--exact", "--batches", 1, "--jobs", 1, "--out", tmp_path)
+    tiny = ("--family", "llama", "--policy", "fcfs", "--exact", "--batches", 1, "--out", tmp_path)
     required = fuzz(*tiny, "--require-coverage")
     assert required.return_value is ExitCode.UNKNOWN
     assert "marks never hit: " in required.output and "pairs of features never seen: " in required.output
