@@ -10,14 +10,7 @@ from parity.checkers.ends import ENGINE_FAULTS, check_ends
 from parity.checkers.identity import Answer, compare_run, explain_divergence
 from parity.checkers.marks import count_marks
 from parity.drive import Driver, Run
-from parity.engines.exact import (
-    FAMILY_MODELS,
-    EngineAbort,
-    ExactEngine,
-    ExactModel,
-    expected_tokens,
-    hidden_stops,
-)
+from parity.engines.exact import EngineAbort, ExactEngine, ExactModel, expected_tokens, hidden_stops
 from parity.numerics import ROW
 from parity.records import Case, Fault, Outcome, Verdict
 from parity.runner import known_family, pool_limits
@@ -26,11 +19,14 @@ from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
 
 EXACT_VOCABULARY = 1 << 30  # so that a wrong row is a wrong token: two digests agree once in a billion
+EXACT_WINDOW = 8
 
 
 def exact_model(case: Case) -> ExactModel:
     """What the sessions of a case see on the exact engine."""
-    return replace(FAMILY_MODELS[case.family], vocabulary=EXACT_VOCABULARY)
+    family = known_family(case.family)
+    window = EXACT_WINDOW if family.needs_shadow else None
+    return ExactModel(window=window, recurrent=family.is_hybrid, vocabulary=EXACT_VOCABULARY)
 
 
 def exact_limits(case: Case) -> tuple[PoolLimits, ...]:

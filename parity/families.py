@@ -142,6 +142,11 @@ class Family:
         return Component.RECURRENT_SLOTS in self.components
 
     @property
+    def shares_whole_states(self) -> bool:
+        """Is a prefix taken over only at exactly the donor's last token?"""
+        return self.sharing is Sharing.WHOLE_STATE
+
+    @property
     def needs_shadow(self) -> bool:
         """Is every token decoded under two ids? Then no window cell has a single owner and is re-used."""
         return Component.WINDOW_CELLS in self.components

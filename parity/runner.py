@@ -34,7 +34,7 @@ STREAM_SEQUENCES = 20
 def pool_limits(case: Case, family: Family, profile: NumericsProfile) -> PoolLimits:
     """The scheduler's limits for a case's pool under a profile."""
     streams = case.layout is Layout.STREAMS
-    sharing = Sharing.WHOLE_STATE if streams or family.is_hybrid else Sharing.POSITIONAL
+    sharing = Sharing.WHOLE_STATE if streams or family.shares_whole_states else Sharing.POSITIONAL
     return PoolLimits(
         layout=case.layout,
         num_sequences=case.num_sequences,

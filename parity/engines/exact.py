@@ -41,13 +41,7 @@ class ExactModel:
             raise UsageError("exact model out of range", why=str(self), todo="use sizes of at least 1")
 
 
-__all__ = ["EngineAbort", "ExactEngine", "ExactModel", "FAMILY_MODELS", "expected_tokens", "hidden_stops",
-           "next_token"]
-
-FAMILY_MODELS: Mapping[str, ExactModel] = {
-    "llama": ExactModel(), "deepseek2": ExactModel(), "gemma2": ExactModel(window=8),
-    "falcon_h1": ExactModel(recurrent=True), "qwen3next": ExactModel(recurrent=True),
-}
+__all__ = ["EngineAbort", "ExactEngine", "ExactModel", "expected_tokens", "hidden_stops", "next_token"]
 
 
 class ExactEngine:

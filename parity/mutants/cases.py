@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from parity.families import family_names
 from parity.records import Case, Fault, FaultKind, Session
+from parity.runner import known_family
 from parity.strategies import tokens_of
 from scheduler.limits import Layout
 from scheduler.records import SamplingParams
 
-FAMILIES = ("llama", "deepseek2", "gemma2", "falcon_h1", "qwen3next")
-HYBRIDS = ("falcon_h1", "qwen3next")
-ATTENTION = ("llama", "deepseek2", "gemma2")
+FAMILIES = tuple(family_names())
+HYBRIDS = tuple(name for name in FAMILIES if known_family(name).is_hybrid)
+ATTENTION = tuple(name for name in FAMILIES if name not in HYBRIDS)
 SEEDED = SamplingParams(temperature=1.0, seed=5)
 
 

@@ -178,7 +178,7 @@ def sharing_of(settings: EngineSettings, family: Family) -> Sharing:
     """What a prefix hit can give in this layout and family."""
     if not settings.prefix_cache:
         return Sharing.NONE
-    if settings.layout is Layout.STREAMS or family.is_hybrid:
+    if settings.layout is Layout.STREAMS or family.shares_whole_states:
         return Sharing.WHOLE_STATE
     return Sharing.POSITIONAL
 

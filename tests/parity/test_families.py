@@ -199,7 +199,7 @@ def test_unknown_family_and_row_are_named(tmp_path: Path) -> None:
         family_names(tmp_path)
 
 
-def test_new_family_needs_a_file_and_no_code(tmp_path: Path) -> None:
+def test_new_manifest_is_a_family_with_a_marker(tmp_path: Path) -> None:
     write_manifest(tmp_path, changed("family", "gemma9"), name="gemma9")
     write_manifest(tmp_path, GOOD)
     assert family_names(tmp_path) == ["gemma2", "gemma9"]
@@ -214,7 +214,7 @@ def test_memory_is_what_the_manifest_says(tmp_path: Path) -> None:
         "sharing": "whole_state",
     }
     family = load_family("gemma2", write_manifest(tmp_path, content))
-    assert family.is_hybrid and not family.needs_shadow
+    assert family.is_hybrid and family.shares_whole_states and not family.needs_shadow
 
 
 def test_hybrids_are_the_two_with_states() -> None:
