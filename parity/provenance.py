@@ -1,4 +1,4 @@
-"""What a run holds for: seed, commit, llama.cpp build, processor, model digests."""
+"""What a run holds for: seed, commit, llama.cpp build, processor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def commit_id() -> str:
     return head + ("+" if changed else "")
 
 
-def provenance(*, model_digest: str = "", numerics: str = "", seed: int = 0) -> Provenance:
+def provenance(*, seed: int = 0) -> Provenance:
     """Provenance of a run in this checkout. Raises ``UsageError`` when llama_cpp is missing."""
     facts = engine_fingerprint()
     return Provenance(
@@ -39,16 +39,16 @@ def provenance(*, model_digest: str = "", numerics: str = "", seed: int = 0) -> 
         engine=f"llama-cpp-python {facts['version']}",
         engine_build=facts["system"],
         cpu=facts["cpu"],
-        model_digest=model_digest,
-        numerics=numerics,
         seed=seed,
     )
 
 
 def provenance_line(seed: int | None) -> str:
-    """First line of every run."""
+    """First line of every run that draws something."""
+    return f"seed {'derandomised' if seed is None else seed}, {engine_line()}"
+
+
+def engine_line() -> str:
+    """Commit, llama.cpp build and processor."""
     held = provenance()
-    return (
-        f"seed {'derandomised' if seed is None else seed}, commit {held.commit}, "
-        f"{held.engine}, {held.engine_build} {held.cpu}"
-    )
+    return f"commit {held.commit}, {held.engine}, {held.engine_build} {held.cpu}"

@@ -131,7 +131,6 @@ class Case:
     split: str | None = None
     stage_cells: tuple[int, ...] = ()
     ms_per_step: float = 10.0
-    seed: int = 0
 
     def step_limits(self) -> StepLimits:
         """The scheduler's limits of this case."""
@@ -201,8 +200,6 @@ class Provenance:
     engine: str
     engine_build: str
     cpu: str
-    model_digest: str
-    numerics: str
     seed: int = 0
 
 

@@ -54,6 +54,7 @@ class SuiteResult:
     noise: list[float] = field(default_factory=list)
     changes: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    brought: Brought = OURS
 
     def add(self, outcome: Outcome) -> None:
         self.cases += 1
@@ -113,7 +114,7 @@ def run_suite(
     started = monotonic()
     model = model or family
     required = tuple(marks if marks is not None else (mark.value for mark in load_family(family).marks))
-    result = SuiteResult(family, layout, model)
+    result = SuiteResult(family, layout, model, brought=brought)
     why_no_bits = brought.why_no_bits() if brought.engine else profile_of(model).reason
     failing: list[Outcome] = []
     compare_bits = tier is Tier.BITS and not why_no_bits and layout is not Layout.STOCK

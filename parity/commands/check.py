@@ -20,6 +20,7 @@ from parity.errors import ExitCode, UsageError
 from parity.families import family_names, load_family
 from parity.models import resolve_model
 from parity.plugins import Brought, brought_options
+from parity.profiles import profile_of
 from parity.provenance import provenance, provenance_line
 from parity.records import Tier, Verdict
 from parity.store import save_text
@@ -217,11 +218,19 @@ def result_table(results: list[SuiteResult]) -> Table:
     return table
 
 
+def held_for(result: SuiteResult) -> dict:
+    """The model and the kernels that a suite's counts hold for; a user's engine has its own."""
+    if result.brought.engine is not None:
+        return {"engine": result.brought.engine}
+    numerics = profile_of(result.model).profile.for_layout(result.layout)
+    return {"model_sha256": resolve_model(result.model).sha256, "numerics": json.loads(numerics.to_json())}
+
+
 def report_data(results: list[SuiteResult], verdict: Verdict, seconds: float, seed: int | None) -> dict:
     """The JSON report: verdict, seconds, families -> layouts -> counts."""
     families: dict[str, dict] = {}
     for result in results:
-        families.setdefault(result.family, {})[result.layout.value] = result.to_data()
+        families.setdefault(result.family, {})[result.layout.value] = {**result.to_data(), **held_for(result)}
     return {
         "format": 1,
         "verdict": verdict.value,

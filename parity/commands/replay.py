@@ -11,7 +11,7 @@ from parity.contained import run_case
 from parity.errors import ExitCode
 from parity.explain import explain_outcome
 from parity.plugins import Brought, brought_options
-from parity.provenance import provenance_line
+from parity.provenance import engine_line
 
 
 @click.command()
@@ -20,7 +20,7 @@ from parity.provenance import provenance_line
 def command(file: Path, scheduler: str | None, engine: str | None) -> ExitCode:
     """Run the case in FILE against its oracle, contained in a worker process."""
     case = load_case(file)
-    click.echo(provenance_line(case.seed))
+    click.echo(engine_line())
     brought = Brought(scheduler=scheduler, engine=engine)
     brought.why_no_bits()
     outcome = run_case(case, brought=brought)

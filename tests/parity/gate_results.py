@@ -10,8 +10,6 @@ PROVENANCE = Provenance(
     engine="llama-cpp-python 0.3.36",
     engine_build="AVX2 = 1",
     cpu="a <cpu>",
-    model_digest="",
-    numerics="",
 )
 COUNTS = Counts(cases=5, sessions=20, bit_identical=20, byte_identical=20)
 NOISE = NoiseHistogram(

@@ -11,6 +11,8 @@ from parity.case_files import load_case
 from parity.cli import commands, main
 from parity.commands import check
 from parity.errors import ExitCode, UsageError
+from parity.families import load_family
+from parity.numerics import NumericsProfile
 from parity.records import Case
 
 
@@ -51,6 +53,9 @@ def test_check_writes_its_counts_and_exits_with_its_verdict(tmp_path) -> None:
     counts = data["families"]["llama"]["unified"]
     assert counts["sessions"] == counts["bit_identical"] == counts["byte_identical"] >= 20
     assert counts["crashes"] == 0 and counts["marks"]["mixed_step"] > 0
+    assert counts["model_sha256"] == load_family("llama").row("tiny").sha256
+    assert NumericsProfile.from_json(json.dumps(counts["numerics"]))
+    assert "" not in data["provenance"].values()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +108,6 @@ CASE = {
     "split": None,
     "stage_cells": [],
     "ms_per_step": 10.0,
-    "seed": 0,
     "sessions": [
         {
             "prompt": [5, 6],
