@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from parity.checkers.identity import first_difference
 from parity.endpoint_answer import EndpointAnswer
 from parity.records import Tier, Verdict
 
@@ -33,12 +34,6 @@ def difference(expected: EndpointAnswer, actual: EndpointAnswer) -> tuple[str, s
     if expected.finish_reason != actual.finish_reason:
         return "finish", "token", len(expected.tokens)
     return None
-
-
-def first_difference(expected: Sequence, actual: Sequence) -> int:
-    """Index of the first unequal item, or the shorter length."""
-    pairs = zip(expected, actual, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(actual)))
 
 
 def explain(

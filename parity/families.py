@@ -185,6 +185,13 @@ def load_families(directory: Path | None = None) -> dict[str, Family]:
     return {name: load_family(name, directory) for name in family_names(directory)}
 
 
+def chosen_families(names: tuple[str, ...], directory: Path | None = None) -> list[Family]:
+    """The named families in the order given, or all; ``UsageError`` for a name without a manifest."""
+    if names:
+        return [load_family(name, directory) for name in dict.fromkeys(names)]
+    return list(load_families(directory).values())
+
+
 def family_names(directory: Path | None = None) -> list[str]:
     """Names of the manifests in ``directory``, simplest memory first.
 

@@ -1,4 +1,10 @@
-"""What can happen during a run, how it is made to happen, and what must come of it."""
+"""What can happen during a run, how it is made to happen, and what must come of it.
+
+Whatever happens, every accepted session ends exactly once, with its result or with an error that says why.
+After a cancel it has the tokens that it had; where a stage is lost the error names it; after three failed steps
+without a new row the error is typed. After everything else it gives its solo answer, rebuilt where an engine or
+its process was in doubt. A full disk costs the memory of answers, nothing half-written stays.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +12,12 @@ import os
 import resource
 import select
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any
 
 from parity.records import Case, Fault, FaultKind
 
-# Whatever happens, every accepted session ends exactly once, with its result or with an error that says why.
-REQUIRED: Mapping[FaultKind, str] = MappingProxyType(
-    {
-        FaultKind.CANCEL: "the session ends with the tokens it had; the others give their solo answers",
-        FaultKind.PREEMPT: "the session is rebuilt and gives its solo answer",
-        FaultKind.NO_SLOT: "the step is given up and all are rebuilt; all give their solo answers",
-        FaultKind.DECODE_ERROR: "as no_slot, whichever call fails; three without a new row are a typed error",
-        FaultKind.SLOW_STEP: "nothing but time is lost; all give their solo answers",
-        FaultKind.CLOCK_JUMP: "order and answers stay, whichever way the clock jumps",
-        FaultKind.WORKER_KILLED: "the step fails, a new process is started, every session is rebuilt in it",
-        FaultKind.OUT_OF_MEMORY: "the step fails, the process is replaced, every session is rebuilt in it",
-        FaultKind.STAGE_LOST: "the sessions in the step end with an error that names the stage",
-        FaultKind.DISK_FULL: "answers are not remembered, nothing half-written stays, verdicts do not change",
-    }
-)
 OWN_PROCESS = frozenset({FaultKind.WORKER_KILLED, FaultKind.OUT_OF_MEMORY})
 
 

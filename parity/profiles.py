@@ -19,7 +19,6 @@ from parity.numerics import NumericsProfile, profile_candidates
 from parity.records import Case, Session
 from parity.store import cache_dir, save_text
 from parity.worker import Worker, WorkerDied, shared_worker
-from scheduler.limits import Layout
 
 FORMAT = 2
 REBUILD = "rebuild llama-cpp-python with CMAKE_ARGS=-DGGML_LLAMAFILE=OFF (`make setup` does)"
@@ -212,6 +211,3 @@ def choose(trials: tuple[Trial, ...]) -> ProfileChoice:
         "llamafile SGEMM is on" if "LLAMAFILE = 1" in facts["system"] else "no candidate is exact on this CPU"
     )
     return ProfileChoice(trials[0].profile, trials, f"{why}; {REBUILD}")
-
-
-__all__ = ["Layout", "ProfileChoice", "Trial", "choose", "profile_of", "try_all"]

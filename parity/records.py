@@ -145,7 +145,7 @@ class Case:
 
     def to_json(self) -> str:
         """The case as a file's text: stable, indented, one key a line."""
-        data = {"format": CASE_FORMAT, **asdict(self, dict_factory=_plain)}
+        data = {"format": CASE_FORMAT, **asdict(self, dict_factory=plain)}
         return json.dumps(data, indent=1, sort_keys=False) + "\n"
 
     @staticmethod
@@ -176,8 +176,12 @@ class Case:
             ) from error
 
 
-def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {key: value.value if isinstance(value, Enum) else value for key, value in items}
+def plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A ``dict_factory`` of ``asdict`` for JSON: enums by value, tuples as lists."""
+    return {
+        key: value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
+        for key, value in items
+    }
 
 
 def _session(item: dict[str, Any]) -> Session:

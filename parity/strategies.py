@@ -125,15 +125,13 @@ def cases(
     *,
     model: str | None = None,
     policy: str = "fcfs",
-    kv_types: tuple[str, ...] = ("f16", "f16", "f32"),
-    max_sessions: int = 16,
     tokens: DrawTokens = tokens_of,
     work_tokens: int = WORK_TOKENS,
 ) -> Case:
     """Cases of one family and layout: 1 to 16 sessions, prompts of 1 to 300 tokens, budgets from 1."""
     features = {name: draw(st.booleans()) for name in FEATURES}
     budget = draw(st.one_of(st.integers(1, 4), st.integers(5, 64), st.integers(65, 300)))
-    count = draw(st.integers(1, max_sessions if budget > 4 else 5))
+    count = draw(st.integers(1, 16 if budget > 4 else 5))
     work = min(work_tokens, 60 * budget)
     most = max(1, min(300, work // count))
     texts = draw(prompts(count=count, most=most, shared=features["shared"], tokens=tokens))
@@ -168,7 +166,7 @@ def cases(
         sessions=tuple(sessions),
         layout=layout,
         pool_cells=pool,
-        kv_type=draw(st.sampled_from(kv_types)),
+        kv_type=draw(st.sampled_from(("f16", "f16", "f32"))),
         num_sequences=num_sequences,
         max_num_batched_tokens=budget,
         max_num_seqs=draw(st.integers(1, 3)) if features["few_lanes"] else 16,

@@ -36,6 +36,7 @@ class Lengths:
         return max(1, rng.randint(low, high))
 
 
+SHARED_FRACTION = 0.75
 MIXES = {
     "short/short": Lengths(input_len=32, output_len=16),
     "long/short": Lengths(input_len=200, output_len=16),
@@ -69,14 +70,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What is sent. ``shared_fraction`` of each prompt is the same in shape ``shared``; ``turns`` per
+    """What is sent. ``SHARED_FRACTION`` of each prompt is the same in shape ``shared``; ``turns`` per
     conversation in shape ``multi-turn``, where ``num_prompts`` counts requests, not conversations."""
 
     name: str
     lengths: Lengths
     num_prompts: int
     shape: PrefixShape = PrefixShape.UNIQUE
-    shared_fraction: float = 0.75
     turns: int = 3
     seed: int = 0
 
@@ -87,7 +87,7 @@ class Workload:
         def tokens(count: int) -> tuple[int, ...]:
             return tuple(rng.randrange(LOWEST_TOKEN, TOKEN_BOUND) for _ in range(count))
 
-        shared = tokens(int(self.lengths.input_len * self.shared_fraction))
+        shared = tokens(int(self.lengths.input_len * SHARED_FRACTION))
         turns = self.turns if self.shape is PrefixShape.MULTI_TURN else 1
         jobs = []
         for index in range(-(-self.num_prompts // turns)):

@@ -32,6 +32,12 @@ class Comparison:
     length_differs: bool
 
 
+def first_difference(expected: Sequence, actual: Sequence) -> int:
+    """Index of the first unequal item, or the shorter length."""
+    pairs = zip(expected, actual, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(expected), len(actual)))
+
+
 def compare_session(session: int, expected: Answer, actual: Answer, *, complete: bool) -> Comparison:
     """First differences; a session that did not run to its end is compared as far as it went."""
 

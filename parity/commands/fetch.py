@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from parity.errors import ExitCode
-from parity.families import Family, ModelRow, RowSource, load_families, load_family
+from parity.families import Family, ModelRow, RowSource, chosen_families
 from parity.models.hub import fetch_file, look_up
 from parity.models.hub_file import HubSettings, hub_file
 from parity.models.package_source import install_package
@@ -65,13 +65,6 @@ def command(families: tuple[str, ...], frozen: bool, confirm: bool, manifests: P
         return ExitCode.UNKNOWN
     bring = _install if confirm else _Downloads(frozen=frozen).bring
     return worst_of(_print_verdict(family, row, bring) for family, row in rows)
-
-
-def chosen_families(names: tuple[str, ...], manifests: Path | None) -> list[Family]:
-    """The named families in the order given, or all; ``UsageError`` for a name without a manifest."""
-    if names:
-        return [load_family(name, manifests) for name in dict.fromkeys(names)]
-    return list(load_families(manifests).values())
 
 
 def worst_of(codes: Iterator[ExitCode]) -> ExitCode:

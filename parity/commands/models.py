@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from parity.errors import ExitCode, UsageError
-from parity.families import Family, ModelRow, RowSource, load_families, load_family
+from parity.families import Family, ModelRow, RowSource, chosen_families
 from parity.models.catalogue import find_row_file, resolve_model
 from parity.models.quantise import FILE_TYPES
 from parity.store import cache_dir
@@ -46,9 +46,7 @@ def command(names: tuple[str, ...], write: bool, write_all: bool, as_json: bool)
 
     Layers, quantisation, digest, whether it is pinned, where its file is.
     """
-    families = (
-        [load_family(name) for name in dict.fromkeys(names)] if names else list(load_families().values())
-    )
+    families = chosen_families(names)
     if write or write_all:
         write_models(families, everything=write_all)
     listings = [listing for family in families for listing in list_models(family)]

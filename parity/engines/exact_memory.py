@@ -138,11 +138,6 @@ class ExactPool:
             return min(sequence.next_position, sequence.state_position + 1)
         return sequence.next_position
 
-    def visible_cells(self, seq_id: int) -> list[int]:
-        """Cells that the next row of a sequence would see, in the order of its attention."""
-        cells = self.sequences[seq_id].cells
-        return sorted(cells.values()) if self.by_cell else [cells[position] for position in sorted(cells)]
-
     def num_used(self) -> int:
         """Cells with an owner, padding and retired ids included."""
         return sum(stream.num_cells - stream.empty.bit_count() for stream in self.streams)

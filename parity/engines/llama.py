@@ -68,11 +68,6 @@ def build_facts() -> dict[str, str]:
     return {"version": lib.__version__, "system": " ".join(system.split())}
 
 
-def has_llamafile() -> bool:
-    """Whether the build multiplies with llamafile's SGEMM, which rounds one row and many rows differently."""
-    return "LLAMAFILE = 1" in build_facts()["system"]
-
-
 class LlamaModel:
     """Loaded weights. ``use_extra_bufts`` allows repacked weights (CPU back end)."""
 
@@ -93,7 +88,6 @@ class LlamaModel:
         self.vocab = lib.llama_model_get_vocab(self.handle)
         self.n_vocab = lib.llama_vocab_n_tokens(self.vocab)
         self.n_embd = lib.llama_model_n_embd(self.handle)
-        self.n_layer = lib.llama_model_n_layer(self.handle)
         self.eos_token = lib.llama_vocab_eos(self.vocab)
         self.bos_token = lib.llama_vocab_bos(self.vocab)
 

@@ -7,6 +7,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from parity.checkers.identity import first_difference
 from parity.errors import UsageError
 from parity.records import Tier
 
@@ -118,7 +119,7 @@ def _session_differences(was: GoldenSession, now: GoldenSession, *, bits: bool) 
     if was.prompt != now.prompt:
         lines.append(f"prompt {was.prompt!r} -> {now.prompt!r}")
     if was.tokens != now.tokens:
-        step = _first_difference(was.tokens, now.tokens)
+        step = first_difference(was.tokens, now.tokens)
         lines += [
             f"tokens differ from generated token {step} on",
             f"  tokens {_listed(was.tokens)} -> {_listed(now.tokens)}",
@@ -127,7 +128,7 @@ def _session_differences(was: GoldenSession, now: GoldenSession, *, bits: bool) 
     elif (was.text, was.data) != (now.text, now.data):
         lines.append(f"same tokens, other bytes: {was.data} -> {now.data}")
     if bits and was.digests != now.digests:
-        step = _first_difference(was.digests, now.digests)
+        step = first_difference(was.digests, now.digests)
         lines.append(f"logits differ in bits from generated token {step} on, same build, numerics and CPU")
     return lines
 
@@ -139,11 +140,6 @@ def describe_context(old: Golden, new: Golden) -> list[str]:
     if f"{old.margin:.4g}" != f"{new.margin:.4g}":
         lines.append(f"smallest margin: {old.margin:.4g} -> {new.margin:.4g}")
     return lines
-
-
-def _first_difference(left: tuple[Any, ...], right: tuple[Any, ...]) -> int:
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 def _listed(tokens: tuple[int, ...]) -> str:

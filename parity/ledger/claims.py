@@ -1,61 +1,13 @@
-"""What may be said: figures are compared only at equal coordinates, a theorem only where its premises were
-observed.
-"""
+"""What may be said: a theorem is claimed only where its premises were observed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from parity.drive import Run
 from parity.ledger.service import service_of
 from scheduler.records import Phase
-
-
-class NotComparable(ValueError):
-    """Two measurements that differ in a coordinate; the message names it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Coordinates:
-    """Where a measurement holds. ``evidence`` is its class: ``synthetic``, ``measured`` or ``reported``."""
-
-    model: str
-    hardware: str
-    workload: str
-    baseline: str
-    metric: str
-    slo: str
-    load: str
-    evidence: str
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            if not getattr(self, item.name):
-                raise ValueError(f"measurement without {item.name}")
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """A value at its coordinates."""
-
-    coordinates: Coordinates
-    value: float
-
-
-def difference(first: Measurement, second: Measurement) -> float:
-    """``second - first``.
-
-    Raises ``NotComparable`` unless every coordinate is equal. There is no ranking of more.
-    """
-    unequal = [
-        item.name
-        for item in fields(Coordinates)
-        if getattr(first.coordinates, item.name) != getattr(second.coordinates, item.name)
-    ]
-    if unequal:
-        raise NotComparable(f"not comparable: {', '.join(unequal)} differ")
-    return second.value - first.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from enum import Enum
 from typing import Any
 
 import jsonschema
 
 from parity.gate.records import GateCheck, GateResult
-from parity.records import Verdict
+from parity.records import Verdict, plain
 from parity.schemas import key_path, load_schema
 
 GATE_FORMAT = 1
@@ -63,19 +62,12 @@ def family_data(result: GateResult, family: str) -> dict[str, Any]:
 
 def check_to_data(check: GateCheck) -> dict[str, Any]:
     """One check, its enums as text; ``failure`` gathers what a person needs to see it again."""
-    data = asdict(check, dict_factory=_plain)
+    data = asdict(check, dict_factory=plain)
     divergence, case_file = data.pop("divergence"), data.pop("case_file")
     data["failure"] = None
     if divergence is not None or case_file:
         data["failure"] = {**(divergence or {}), "case_file": case_file, "replay": check.replay}
     return data
-
-
-def _plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {
-        key: value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
-        for key, value in items
-    }
 
 
 def result_to_json(result: GateResult) -> str:

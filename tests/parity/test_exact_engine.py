@@ -15,13 +15,12 @@ from parity.engines.llama import DecodeFailure, LlamaModel
 from parity.engines.pool import PoolContext
 from parity.errors import UsageError
 from parity.exact_runner import drive_exact, exact_limits, exact_model
-from parity.families import family_names, load_family
+from parity.families import load_family
 from parity.models import resolve_model
 from parity.numerics import ROW
 from parity.plugin import family_params
 from parity.records import Case, Fault, FaultKind, Session
 from parity.runner import Runner
-from parity.strategies import landmark
 from scheduler.engine import EngineFailure, MemoryOp, OpKind
 from scheduler.limits import Layout, PoolLimits, Sharing
 
@@ -298,9 +297,3 @@ def test_plans_and_refusals_are_those_of_a_run_on_llama_cpp(family: str, pool_ce
     assert {i: len(end.tokens) for i, end in modelled.completions.items()} == {
         i: len(end.tokens) for i, end in real.completions.items()
     }
-
-
-@pytest.mark.parametrize("family", family_names())
-def test_exact_model_keeps_what_the_manifest_says(family: str) -> None:
-    known, model = load_family(family), exact_model(landmark(family, Layout.UNIFIED))
-    assert (model.recurrent, model.window is not None) == (known.is_hybrid, known.needs_shadow)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from parity.errors import UsageError
+from parity.exact_runner import exact_model
 from parity.families import (
     Component,
     KvClass,
@@ -21,6 +22,8 @@ from parity.families import (
     load_family,
     manifests_dir,
 )
+from parity.strategies import landmark
+from scheduler.limits import Layout
 
 GOOD: dict[str, Any] = yaml.safe_load((manifests_dir() / "gemma2.yaml").read_text())
 
@@ -220,3 +223,9 @@ def test_memory_is_what_the_manifest_says(tmp_path: Path) -> None:
 def test_hybrids_are_the_two_with_states() -> None:
     hybrids = {family.kv_class for family in load_families().values() if family.is_hybrid}
     assert hybrids == {KvClass.MAMBA_HYBRID, KvClass.DELTANET_HYBRID}
+
+
+@pytest.mark.parametrize("family", load_families().values(), ids=load_families())
+def test_exact_model_keeps_what_the_manifest_says(family) -> None:
+    model = exact_model(landmark(family.name, Layout.UNIFIED))
+    assert (model.recurrent, model.window is not None) == (family.is_hybrid, family.needs_shadow)

@@ -1,4 +1,4 @@
-"""Published figures and claims: one denominator each, equal coordinates, observed premises."""
+"""Published figures and claims: one denominator each, observed premises."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from hypothesis import strategies as st
 
 from parity.ledger import (
     BoundClaim,
-    Coordinates,
     Figure,
-    Measurement,
-    NotComparable,
     claim_vtc_bound,
-    difference,
     ledger_of,
     served_sessions,
 )
@@ -26,18 +22,6 @@ from parity.replay import replay
 from scheduler.policies.cost import ExclusiveCost
 from scheduler.records import FinishReason, ServiceLevel
 from tests.parity.test_ledger import served
-
-PLACE = Coordinates(
-    model="tiny",
-    hardware="none",
-    workload="burst",
-    baseline="none",
-    metric="request_goodput",
-    slo="30/20 ms",
-    load="6 at once",
-    evidence="synthetic",
-)
-
 
 # -----------------------------------------------------------------------------------------------------------
 
@@ -95,21 +79,6 @@ def test_outcomes_always_close(ends, limit):
 
 # -- claims
 #
-
-
-def test_equal_coordinates_can_be_compared():
-    assert difference(Measurement(PLACE, 2.0), Measurement(PLACE, 5.0)) == 3.0
-
-
-@pytest.mark.parametrize("name", list(Coordinates.__dataclass_fields__))
-def test_measurements_that_differ_in_a_coordinate_are_not_ordered(name):
-    with pytest.raises(NotComparable, match=name):
-        difference(Measurement(PLACE, 2.0), Measurement(replace(PLACE, **{name: "another"}), 5.0))
-
-
-def test_measurements_have_no_order_of_their_own():
-    with pytest.raises(TypeError):
-        sorted([Measurement(PLACE, 2.0), Measurement(PLACE, 1.0)])
 
 
 def test_a_theorem_without_its_premises_is_refused():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parity.ledger import causal_pairs, history_rows, prefill_chunks
+from tests.scheduler.policies.row_figures import causal_pairs, history_rows, prefill_chunks
 from tests.scheduler.policies.workloads import intervals, play, rows_per_step, session
 
 ROW_BYTES = 131_072  # the profile that the source document declares for its byte figures

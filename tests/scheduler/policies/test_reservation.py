@@ -6,11 +6,11 @@ from types import MappingProxyType
 
 import pytest
 
-from parity.ledger import realised_rows
 from parity.replay import replay
 from scheduler.legality import validate_plan
 from scheduler.policies import make_policy
 from scheduler.records import Request, SchedulerState, SessionState, SessionView
+from tests.scheduler.policies.row_figures import realised_rows
 from tests.scheduler.policies.workloads import play, rows_per_step, session, workload
 
 ROW_BYTES = 131_072
