@@ -1,9 +1,9 @@
 """What can happen during a run, how it is made to happen, and what must come of it.
 
 Whatever happens, every accepted session ends exactly once, with its result or with an error that says why.
-After a cancel it has the tokens that it had; where a stage is lost the error names it; after three failed steps
-without a new row the error is typed. After everything else it gives its solo answer, rebuilt where an engine
-or its process was in doubt. A full disk costs the memory of answers, nothing half-written stays.
+After a cancel it has the tokens that it had; where a stage is lost the error names it; after three failed
+steps without a new row the error is typed. After everything else it gives its solo answer, rebuilt where an
+engine or its process was in doubt. A full disk costs the memory of answers, nothing half-written stays.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def test_machine_kills_an_engine_with_wrong_memory() -> None:
 )
 def test_machine_kills_what_a_user_brings_with_a_fault(wrong: Brought) -> None:
     with pytest.raises(AssertionError, match="not as alone|strayed"):
-        run_state_machine_as_test(machine_of(wrong), settings=few(100, shrink=False))
+        run_state_machine_as_test(machine_of(wrong), settings=few(1000, shrink=False))
 
 
 @pytest.mark.parametrize(
