@@ -116,8 +116,13 @@ def judge(case: Case, first: Attempt, second: Attempt, oracle: Oracle) -> Outcom
         problems=tuple(problems),
         marks=count_marks(run),
         noise=noise,
-        changes=Counter(change.value for change in changes.values()),
+        changes=count_changes(changes),
     )
+
+
+def count_changes(changes: dict[int, Change]) -> dict[str, int]:
+    """Sessions with a changed token by why it changed; a plain dict, which goes through JSON."""
+    return dict(Counter(change.value for change in changes.values()))
 
 
 def _explain(run: Run, comparison: Comparison, expected: Answer, solo: Solo, distance) -> Divergence:

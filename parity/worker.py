@@ -158,13 +158,14 @@ def serve() -> None:
         message = json.loads(line)
         try:
             module, _, name = message["function"].partition(":")
-            reply = {"answer": getattr(importlib.import_module(module), name)(message["arguments"])}
+            answer = getattr(importlib.import_module(module), name)(message["arguments"])
+            reply = json.dumps({"answer": answer})
         except UsageError as error:
-            reply = {"usage": error.line}
+            reply = json.dumps({"usage": error.line})
         except Exception as error:  # the boundary of the process: a bug in a call must reach the caller
             traceback.print_exc()
-            reply = {"error": " ".join(f"{type(error).__name__}: {error}".split())}
-        answers.write(json.dumps(reply).encode() + b"\n")
+            reply = json.dumps({"error": " ".join(f"{type(error).__name__}: {error}".split())})
+        answers.write(reply.encode() + b"\n")
         answers.flush()
 
 

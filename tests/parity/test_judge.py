@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 
 from parity.checkers.identity import Comparison
 from parity.checkers.noise import Change, logit_distance
-from parity.judge import _weigh_noise
+from parity.judge import _weigh_noise, count_changes
+from parity.records import Outcome, Verdict, outcome_from_data, outcome_to_data
 from parity.strategies import landmark
 from scheduler.limits import Layout
 
@@ -59,3 +62,10 @@ def test_row_that_moved_far_is_not_excused_by_others_that_did_too() -> None:
 )
 def test_rounding_is_told_by_margin(moved: list[float], margin: float, change: Change) -> None:
     assert changes_of({0: moved, 1: [0.05, 0.05]}, margin=margin) == {0: change}
+
+
+def test_changed_tokens_come_out_of_the_worker_by_class() -> None:
+    case = replace(CASE, sessions=CASE.sessions[:1], faults=())
+    outcome = Outcome(case=case, verdict=Verdict.PASS, changes=count_changes({0: Change.NEAR_TIE}))
+    back = outcome_from_data(case, json.loads(json.dumps(outcome_to_data(outcome))))
+    assert back.changes == {"near-tie": 1}

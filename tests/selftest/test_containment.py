@@ -139,4 +139,8 @@ def test_exception_in_a_worker_is_told_from_bad_input():
     with pytest.raises(CallFailed, match="^TypeError: ") as caught:
         worker.call("json:loads", {})
     assert "Traceback" in caught.value.stderr
+    first = worker.pid
+    with pytest.raises(CallFailed, match="not JSON serializable"):
+        worker.call("builtins:frozenset", {})
+    assert worker.pid == first
     worker.close()
