@@ -22,6 +22,7 @@ from parity.plugins import OURS, Brought
 from parity.profiles import profile_of
 from parity.records import Case, Outcome, Tier, Verdict
 from parity.shrink import shrink_case
+from parity.steady import steady_backend
 from parity.store import REPOSITORY
 from parity.strategies import cases, landmark
 from scheduler.limits import Layout
@@ -170,6 +171,7 @@ def _generated(
     wrapped = example(landmark(family, layout, model=model, policy=policy, **text))(wrapped)
     wrapped = settings(
         max_examples=max(20, min_sessions),
+        backend=steady_backend(),
         deadline=None,
         derandomize=seed_value is None,
         database=_database(seed_value),
