@@ -88,6 +88,7 @@ class LlamaModel:
         self.vocab = lib.llama_model_get_vocab(self.handle)
         self.n_vocab = lib.llama_vocab_n_tokens(self.vocab)
         self.n_embd = lib.llama_model_n_embd(self.handle)
+        self.n_layer = lib.llama_model_n_layer(self.handle)
         self.eos_token = lib.llama_vocab_eos(self.vocab)
         self.bos_token = lib.llama_vocab_bos(self.vocab)
 
