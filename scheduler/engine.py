@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from scheduler.limits import PoolLimits
 from scheduler.records import ChunkResult, IterationPlan, IterationResult, SamplingParams
@@ -47,8 +47,7 @@ class Call:
     cells: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(NamedTuple):
     """A token wanted from batch row ``row``; ``position`` is the position that the new token will have."""
     row: int
     request_id: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from scheduler.memory import Memory
@@ -166,8 +166,7 @@ class SchedulerState:
     policy_memory: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedChunk:
+class PlannedChunk(NamedTuple):
     """Half-open interval ``[start, stop)`` of one session's tokens, bound to the snapshot it was planned
     from.
     """
@@ -208,8 +207,7 @@ class IterationPlan:
     order: tuple[tuple, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkResult:
+class ChunkResult(NamedTuple):
     """What happened to one chunk: progress before and after, and the emitted token if there is one."""
     request_id: str
     generation: int

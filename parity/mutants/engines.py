@@ -173,7 +173,7 @@ def _irreproducible(original: Callable[..., Any], reach: Reach) -> Callable[...,
         if not second or result.chunks[0].token is None:
             return result
         reach()
-        first = replace(result.chunks[0], token=result.chunks[0].token ^ 1)
+        first = result.chunks[0]._replace(token=result.chunks[0].token ^ 1)
         return replace(result, chunks=(first, *result.chunks[1:]))
 
     return execute

@@ -32,7 +32,7 @@ def swapped_logits() -> Change:
         if len(batch.samples) < 2:
             return batch
         first, second, *rest = batch.samples
-        return replace(batch, samples=(replace(first, row=second.row), replace(second, row=first.row), *rest))
+        return replace(batch, samples=(first._replace(row=second.row), second._replace(row=first.row), *rest))
 
     return change
 
@@ -42,7 +42,7 @@ def dense_logits() -> Change:
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         return replace(
-            batch, samples=tuple(replace(sample, row=index) for index, sample in enumerate(batch.samples))
+            batch, samples=tuple(sample._replace(row=index) for index, sample in enumerate(batch.samples))
         )
 
     return change
@@ -53,7 +53,7 @@ def first_row_sampled() -> Change:
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         samples = tuple(
-            replace(sample, row=rows_of(batch, plan, sample.request_id).start) for sample in batch.samples
+            sample._replace(row=rows_of(batch, plan, sample.request_id).start) for sample in batch.samples
         )
         return replace(batch, samples=samples)
 
@@ -135,8 +135,8 @@ def repacked_batch() -> Change:
             return batch
         samples = list(batch.samples)
         samples[0], samples[1] = (
-            replace(samples[0], row=samples[1].row),
-            replace(samples[1], row=samples[0].row),
+            samples[0]._replace(row=samples[1].row),
+            samples[1]._replace(row=samples[0].row),
         )
         return replace(batch, samples=tuple(samples))
 
@@ -147,7 +147,7 @@ def row_keyed_sampling() -> Change:
     """The random number of a sampled token is keyed by its row in the batch."""
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
-        return replace(batch, samples=tuple(replace(sample, position=sample.row) for sample in batch.samples))
+        return replace(batch, samples=tuple(sample._replace(position=sample.row) for sample in batch.samples))
 
     return change
 
@@ -157,7 +157,7 @@ def nameless_sampling() -> Change:
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         samples = tuple(
-            replace(s, sampling=replace(s.sampling, seed=0)) if s.sampling.temperature else s
+            s._replace(sampling=replace(s.sampling, seed=0)) if s.sampling.temperature else s
             for s in batch.samples
         )
         return replace(batch, samples=samples)
@@ -178,7 +178,7 @@ def stale_output():
         last.append((batch.positions, token))
         if previous is None or previous[0] != batch.positions:
             return result
-        return replace(result, chunks=(replace(result.chunks[0], token=previous[1]),))
+        return replace(result, chunks=(result.chunks[0]._replace(token=previous[1]),))
 
     return change
 

@@ -265,7 +265,7 @@ def idle_token():
         if idle is None:
             return result
         return replace(
-            result, chunks=(*result.chunks, replace(idle, before=idle.after, after=idle.after + 1, token=0))
+            result, chunks=(*result.chunks, idle._replace(before=idle.after, after=idle.after + 1, token=0))
         )
 
     return change
@@ -295,6 +295,6 @@ def unplanned_progress():
     """A chunk is said to have gone one row further than planned."""
     def change(plan: IterationPlan, batch: Batch, result: IterationResult) -> IterationResult:
         first, *rest = result.chunks
-        return replace(result, chunks=(replace(first, after=first.after + 1), *rest))
+        return replace(result, chunks=(first._replace(after=first.after + 1), *rest))
 
     return change

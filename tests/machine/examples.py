@@ -41,7 +41,7 @@ class CountingEngine(ExactEngine):
     def execute(self, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
         result = super().execute(plan, batch, now_ms)
         others = len(result.chunks) - 1
-        chunks = [item if item.token is None else replace(item, token=item.token + others)
+        chunks = [item if item.token is None else item._replace(token=item.token + others)
                   for item in result.chunks]
         return replace(result, chunks=tuple(chunks))
 
@@ -115,7 +115,7 @@ class SwappingScheduler(Scheduler):
         samples = flight.batch.samples
         if len(samples) > 1:
             first, second, *rest = samples
-            swapped = (replace(first, row=second.row), replace(second, row=first.row), *rest)
+            swapped = (first._replace(row=second.row), second._replace(row=first.row), *rest)
             flight.batch = replace(flight.batch, samples=swapped)
         return flight
 

@@ -49,7 +49,7 @@ def item(result: IterationResult, name: str) -> ChunkResult:
 
 def changed(name: str, **change: int | None) -> Callable[[IterationResult], IterationResult]:
     def mutate(result: IterationResult) -> IterationResult:
-        chunks = tuple(replace(chunk, **change) if chunk.request_id == name else chunk
+        chunks = tuple(chunk._replace(**change) if chunk.request_id == name else chunk
                        for chunk in result.chunks)
         assert chunks != result.chunks
         return replace(result, chunks=chunks)
@@ -57,7 +57,7 @@ def changed(name: str, **change: int | None) -> Callable[[IterationResult], Iter
 
 
 def foreign(result: IterationResult) -> IterationResult:
-    return replace(result, chunks=(*result.chunks, replace(result.chunks[0], request_id="gone")))
+    return replace(result, chunks=(*result.chunks, result.chunks[0]._replace(request_id="gone")))
 
 
 def twice(result: IterationResult) -> IterationResult:
