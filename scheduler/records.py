@@ -166,7 +166,8 @@ class SchedulerState:
     policy_memory: Any = None
 
 
-class PlannedChunk(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PlannedChunk:
     """Half-open interval ``[start, stop)`` of one session's tokens, bound to the snapshot it was planned
     from.
     """

@@ -67,7 +67,7 @@ def chunk(name: str, **change: int | str) -> Callable[[IterationPlan], Iteration
             if item.request_id == name:
                 shifted = {key: getattr(item, key) + value if isinstance(value, int) else value
                            for key, value in change.items()}
-                item = item._replace(**shifted)
+                item = replace(item, **shifted)
             chunks.append(item)
         assert tuple(chunks) != plan.chunks
         rows = sum(item.stop - item.start for item in chunks)

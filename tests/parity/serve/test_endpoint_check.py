@@ -31,8 +31,8 @@ def swap_neighbours(served: ServedModel) -> None:
             return result
         chunks = list(result.chunks)
         first, second = emitted[:2]
-        chunks[first] = replace(chunks[first], token=result.chunks[second].token)
-        chunks[second] = replace(chunks[second], token=result.chunks[first].token)
+        chunks[first] = chunks[first]._replace(token=result.chunks[second].token)
+        chunks[second] = chunks[second]._replace(token=result.chunks[first].token)
         return replace(result, chunks=tuple(chunks))
 
     served.engine.execute = mixed_up
@@ -44,7 +44,7 @@ def forget_seed(served: ServedModel) -> None:
 
     def unstable(plan, batch, now_ms):
         result = execute(plan, batch, now_ms)
-        chunks = (replace(c, token=65 + next(count) % 7) if c.token is not None else c for c in result.chunks)
+        chunks = (c._replace(token=65 + next(count) % 7) if c.token is not None else c for c in result.chunks)
         return replace(result, chunks=tuple(chunks))
 
     served.engine.execute = unstable
