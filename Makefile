@@ -36,6 +36,7 @@ gate: setup ## the merge gate's verdict and its reports in reports/
 		--markdown $(REPORTS)/gate.md --html $(REPORTS)/gate.html $(PARITY_ARGS)
 
 lint: setup ## ruff over the code; schema and security linters over the workflows
+	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check .
 	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-actions .github/actions/*/action.yml

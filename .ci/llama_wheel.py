@@ -2,8 +2,8 @@
 
 The wheel is compiled for this machine's processor (``-march=native``) and without llamafile's SGEMM, which
 rounds one-row and many-row products differently, so a wheel made elsewhere or by default is not the same
-engine. The cache key covers everything that decides the bytes of the library: lock entry, flags, processor,
-Python ABI, compilers.
+engine. The cache key covers everything that decides the bytes of the library: lock entry, flags,
+processor, Python ABI, compilers.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ def run_logged(
     """Run ``command``, append its output to ``log`` and show progress.
 
     ``step`` is a regular expression for lines that mean progress: with the groups ``done`` and ``total`` it
-    carries the counts itself, without them each matching line counts as one of ``total``.
-    Raises ``CommandFailed`` when the command's exit status is not zero.
+    carries the counts itself, without them each matching line counts as one of ``total``. Raises
+    ``CommandFailed`` when the command's exit status is not zero.
     """
     pattern, done, tail = re.compile(step), 0, []
     progress = Progress(title)

@@ -101,8 +101,8 @@ def draw_batch(order: dict[str, Any]) -> list[Case]:
 def run_batch(order: dict[str, Any]) -> dict[str, Any]:
     """Draw and run a batch; what an executor is given. JSON-able in and out.
 
-    ``failures`` holds, per failing case, its text, its signature, the first thing that was wrong, and the
-    last that its worker said.
+    ``failures`` holds, per failing case, its text, its signature, the first thing that was wrong, and
+    the last that its worker said.
     """
     marks: dict[str, int] = {}
     pairs: dict[str, int] = {}

@@ -198,7 +198,8 @@ def keep_failures(tally: Tally, plan: Plan, folder: Path) -> None:
 
 
 def open_database(folder: Path) -> ExampleDatabase:
-    """The database of failing cases, which campaigns may share and keep; a Hypothesis database of case texts.
+    """The database of failing cases, which campaigns may share and keep; a
+    Hypothesis database of case texts.
     """
     return DirectoryBasedExampleDatabase(folder)
 

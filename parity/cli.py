@@ -1,5 +1,6 @@
-"""The ``parity`` command: every module of ``parity.commands`` is one subcommand, loaded only when it is
-called."""
+"""The ``parity`` command: every module of ``parity.commands`` is one subcommand,
+loaded only when it is called.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from parity.errors import ExitCode, UsageError
 
 
 class CommandsFolder(click.Group):
-    """A group whose subcommands are the modules of ``parity.commands``; each exposes a click command named
-    ``command``."""
+    """A group whose subcommands are the modules of ``parity.commands``; each exposes a
+    click command named ``command``.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(

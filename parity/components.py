@@ -1,7 +1,7 @@
 """What a model's memory is made of, what one session needs of it, and how many sessions may be in flight.
 
-Components are charged by row (attention cells, window cells) or by sequence (recurrent slots, ids). A
-ceiling is the minimum over the components of every stage.
+Components are charged by row (attention cells, window cells) or by sequence (recurrent slots, ids). A ceiling
+is the minimum over the components of every stage.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Assumptions:
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One kind of memory of one stage: ``unit_bytes`` of one cell, slot or id, ``units`` of them, and the
-    sessions that it allows.
+    """One kind of memory of one stage: ``unit_bytes`` of one cell, slot or id, ``units`` of them,
+    and the sessions that it allows.
     """
 
     stage: int
@@ -116,8 +116,8 @@ def stage_components(
 def model_components(
     facts: ModelFacts, assumed: Assumptions, boundaries: Sequence[int] = ()
 ) -> list[Component]:
-    """Components of every stage of a model cut before the layers ``boundaries``; slots share the budget by
-    bytes.
+    """Components of every stage of a model cut before the layers ``boundaries``;
+    slots share the budget by bytes.
     """
     edges = [0, *boundaries, facts.n_layer]
     if any(stop <= start for start, stop in zip(edges, edges[1:], strict=False)):

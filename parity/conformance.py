@@ -1,5 +1,5 @@
-"""Conformance suite for any engine and any scheduler: a Hypothesis state machine with the laws of
-concurrent serving.
+"""Conformance suite for any engine and any scheduler: a Hypothesis state machine with
+the laws of concurrent serving.
 
 ``make_machine`` gives a ``RuleBasedStateMachine``; its ``TestCase`` runs under pytest. Rules: submit, step,
 launch and commit apart, cancel, preempt, exhaust, evict, resubmit. Laws: memory is conserved after every
@@ -37,8 +37,8 @@ class Setting:
 
 
 class Exhaustible:
-    """An engine whose next step can be made to break off: after the engine ran it, so that memory is in
-    doubt.
+    """An engine whose next step can be made to break off: after the engine ran
+    it, so that memory is in doubt.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -65,14 +65,24 @@ def machine_settings(draw: st.DrawFn, layouts: Sequence[Layout] = tuple(Layout))
     num_sequences = draw(st.sampled_from([3, 6, 16]))
     cells = draw(st.integers(8, 48))
     stages = draw(st.integers(1, 2))
-    limits = tuple(PoolLimits(
-        layout=layout, num_sequences=num_sequences, recurrent=recurrent,
-        num_cells=(cells + stage) * (num_sequences if layout is Layout.STREAMS else 1),
-        sharing=Sharing.WHOLE_STATE if whole else Sharing.POSITIONAL,
-        max_call_rows=draw(st.sampled_from([2, 5, 63]))) for stage in range(stages))
-    steps = StepLimits(max_num_batched_tokens=draw(st.sampled_from([1, 4, 64])),
-                       max_num_seqs=draw(st.sampled_from([1, 2, 8])), prefix_cache=draw(st.booleans()),
-                       prefix_block_tokens=draw(st.sampled_from([1, 4])), max_waiting=6)
+    limits = tuple(
+        PoolLimits(
+            layout=layout,
+            num_sequences=num_sequences,
+            recurrent=recurrent,
+            num_cells=(cells + stage) * (num_sequences if layout is Layout.STREAMS else 1),
+            sharing=Sharing.WHOLE_STATE if whole else Sharing.POSITIONAL,
+            max_call_rows=draw(st.sampled_from([2, 5, 63])),
+        )
+        for stage in range(stages)
+    )
+    steps = StepLimits(
+        max_num_batched_tokens=draw(st.sampled_from([1, 4, 64])),
+        max_num_seqs=draw(st.sampled_from([1, 2, 8])),
+        prefix_cache=draw(st.booleans()),
+        prefix_block_tokens=draw(st.sampled_from([1, 4])),
+        max_waiting=6,
+    )
     return Setting(limits, steps)
 
 
@@ -96,9 +106,14 @@ def solo_by(engine_factory: EngineFactory) -> SoloAnswer:
     return answer
 
 
-def make_machine(engine_factory: EngineFactory, *, scheduler_factory: SchedulerFactory = Scheduler,
-                 solo: SoloAnswer | None = None, runs: st.SearchStrategy[Setting] | None = None,
-                 max_token: int = 40) -> type[RuleBasedStateMachine]:
+def make_machine(
+    engine_factory: EngineFactory,
+    *,
+    scheduler_factory: SchedulerFactory = Scheduler,
+    solo: SoloAnswer | None = None,
+    runs: st.SearchStrategy[Setting] | None = None,
+    max_token: int = 40,
+) -> type[RuleBasedStateMachine]:
     """The suite as a class.
 
     ``solo`` is the oracle (default: the same engine, alone); ``max_token`` bounds prompts.
@@ -144,10 +159,14 @@ class _ServingMachine(RuleBasedStateMachine):
         shared = data.draw(st.sampled_from([0, 0, 3, 7]), label="shared")
         tail = data.draw(st.lists(st.integers(0, self.max_token - 1), min_size=1, max_size=8), label="tail")
         request = Request(
-            request_id=name, prompt=tuple(range(shared)) + tuple(tail),
+            request_id=name,
+            prompt=tuple(range(shared)) + tuple(tail),
             generation=self.cancelled.get(name, 0),
-            max_tokens=data.draw(st.integers(1, 8), label="max_tokens"), arrival_ms=self.now_ms,
-            stop_token_ids=(1,), sampling=SamplingParams(temperature=data.draw(st.sampled_from([0.0, 1.0]))))
+            max_tokens=data.draw(st.integers(1, 8), label="max_tokens"),
+            arrival_ms=self.now_ms,
+            stop_token_ids=(1,),
+            sampling=SamplingParams(temperature=data.draw(st.sampled_from([0.0, 1.0]))),
+        )
         most = min(limits.max_session_rows for limits in self.setting.limits)
         refusal = self.scheduler.submit(request, self.now_ms)
         if refusal is None:
@@ -173,8 +192,9 @@ class _ServingMachine(RuleBasedStateMachine):
     def commit(self) -> None:
         flight, self.flight = self.flight, None
         try:
-            result = self.engine.execute(flight.plan, flight.batch,
-                                         self.now_ms) if flight.plan.chunks else None
+            result = (
+                self.engine.execute(flight.plan, flight.batch, self.now_ms) if flight.plan.chunks else None
+            )
         except EngineFailure as failure:
             self.failures += 1
             self.scheduler.fail(failure, self.now_ms)
@@ -243,6 +263,6 @@ class _ServingMachine(RuleBasedStateMachine):
             )
             solo = self.expected(self.setting.limits, request)
             if completion.reason is FinishReason.CANCELLED:
-                assert completion.tokens == solo[:len(completion.tokens)], "a cancelled session strayed"
+                assert completion.tokens == solo[: len(completion.tokens)], "a cancelled session strayed"
             else:
                 assert completion.tokens == solo, f"not as alone: {completion}, {solo}"

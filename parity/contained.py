@@ -26,11 +26,11 @@ def run_case(
 ) -> Outcome:
     """Run a case contained; ``profile`` None takes the one that the self-test found for the model.
 
-    ``brought`` is a user's scheduler or engine; a user's engine needs no profile.
-    ``mutant`` names a fault to be planted in the worker, ``chunks`` are the intervals that session 0 is
-    given, ``worker`` takes the place of this process's shared one. A crash or a hang is an outcome (verdict
-    fail, ``crashed``) with the engine's own message, and so is an exception of the scheduler or a checker
-    (verdict fail, a problem ``internal: ...``); both keep what the worker said in ``stderr``.
+    ``brought`` is a user's scheduler or engine; a user's engine needs no profile. ``mutant`` names a fault to
+    be planted in the worker, ``chunks`` are the intervals that session 0 is given, ``worker`` takes the place
+    of this process's shared one. A crash or a hang is an outcome (verdict fail, ``crashed``) with the
+    engine's own message, and so is an exception of the scheduler or a checker (verdict fail, a problem
+    ``internal: ...``); both keep what the worker said in ``stderr``.
     """
     check_case(case)
     if profile is None:
@@ -55,7 +55,5 @@ def run_case(
             case=case, verdict=Verdict.FAIL, crashed=True, reason=death.reason, stderr=death.stderr
         )
     except CallFailed as error:
-        return Outcome(
-            case=case, verdict=Verdict.FAIL, problems=(f"internal: {error}",), stderr=error.stderr
-        )
+        return Outcome(case=case, verdict=Verdict.FAIL, problems=(f"internal: {error}",), stderr=error.stderr)
     return outcome_from_data(case, answer)

@@ -1,5 +1,6 @@
-"""Text prompts for models with a real vocabulary: a few sentences of our own, tokenised by the model
-itself."""
+"""Text prompts for models with a real vocabulary: a few sentences of our own,
+tokenised by the model itself.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ SENTENCES = (
 @dataclass(frozen=True, slots=True)
 class TextPrompts:
     """Tokenised running texts. ``prompts(seed, count)`` is the beginning of one of them, so that an equal
-    seed
-    gives a prefix of a longer draw."""
+    seed gives a prefix of a longer draw.
+    """
 
     texts: tuple[tuple[int, ...], ...]
 

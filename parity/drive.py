@@ -1,5 +1,6 @@
-"""Drives a scheduler through a case: arrivals, faults, steps; returns everything that happened.
-Engine-agnostic."""
+"""Drives a scheduler through a case: arrivals, faults, steps; returns everything
+that happened. Engine-agnostic.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ MAX_STEPS_PER_TOKEN = 200  # a case that needs more steps than this per token of
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """One executed step: what was planned, which calls ran, what came back (None: nothing ran or the engine
-    failed)."""
+    """One executed step: what was planned, which calls ran, what came back (None:
+    nothing ran or the engine failed).
+    """
 
     step: int
     flight: Flight
@@ -49,9 +51,9 @@ def session_index(request_id: str) -> int:
 class Driver:
     """Runs one case once on a new scheduler and the engine that it was made for.
 
-    A scheduler that is not ours may have no ``memory`` to check. ``inject`` hands faults that only an engine
-    can show (no slot, decode error, ...) to whoever can; it returns False when this run cannot show that
-    fault.
+    A scheduler that is not ours may have no ``memory`` to check. ``inject`` hands faults that
+    only an engine can show (no slot, decode error, ...) to whoever can; it returns False when
+    this run cannot show that fault.
     """
 
     def __init__(
@@ -80,8 +82,9 @@ class Driver:
         return self._step * self.case.ms_per_step + self._clock_offset_ms
 
     def drive(self) -> Run:
-        """All steps until nothing is left to do. A stuck or illegal run ends with a problem, not an
-        exception."""
+        """All steps until nothing is left to do. A stuck or illegal run ends
+        with a problem, not an exception.
+        """
         work = sum(len(s.prompt) + s.max_tokens for s in self.case.sessions) + len(self.case.faults)
         last_arrival = max(self._arrivals, default=0)
         bound = last_arrival + MAX_STEPS_PER_TOKEN * work
@@ -130,11 +133,7 @@ class Driver:
         now_ms = self.now_ms
         flight = self.scheduler.begin(now_ms)
         try:
-            result = (
-                self.engine.execute(flight.plan, flight.batch, now_ms)
-                if flight.plan.chunks
-                else None
-            )
+            result = self.engine.execute(flight.plan, flight.batch, now_ms) if flight.plan.chunks else None
         except EngineFailure as failure:
             self.run.failures.append(str(failure))
             self.run.trace.append(TraceStep(self._step, flight, None))

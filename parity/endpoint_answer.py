@@ -1,5 +1,6 @@
-"""One answer of an OpenAI-compatible server, read from any of its forms: whole or streamed, chat or
-completion."""
+"""One answer of an OpenAI-compatible server, read from any of its forms: whole
+or streamed, chat or completion.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from typing import Any
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointAnswer:
     """What came back. ``tokens`` are ids or token texts, ``logprobs`` one per token, ``margins`` top-1 minus
-    top-2 log probability; each is empty where the server gives none. ``error`` is set instead of a text."""
+    top-2 log probability; each is empty where the server gives none. ``error`` is set instead of a text.
+    """
 
     text: str = ""
     finish_reason: str = ""
@@ -65,7 +67,8 @@ def _read_logprobs(data: Any, *, chat: bool) -> tuple[list[str], list[float], li
 
 def merge_chunks(chunks: Sequence[dict[str, Any]], *, chat: bool) -> EndpointAnswer:
     """The answer that streamed chunks come to. Raises like ``read_answer``, and ValueError for a stream that
-    broke off: without a finish reason, or with an error in it."""
+    broke off: without a finish reason, or with an error in it.
+    """
     parts: list[EndpointAnswer] = []
     reason = None
     for chunk in chunks:

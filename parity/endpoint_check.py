@@ -1,5 +1,5 @@
-"""Black-box parity of any OpenAI-compatible server: the same question must have the same answer alone and
-under load.
+"""Black-box parity of any OpenAI-compatible server: the same question must have the
+same answer alone and under load.
 
 Each prompt is asked alone, twice; then all at once, staggered, with shared prefixes, mixed lengths and
 clients that leave, several times. "Differs from itself when alone" and "differs under load" are kept apart.
@@ -32,9 +32,10 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointOptions:
-    """What is asked and how. ``tier`` None compares what the server gives: log probabilities, if it gives
-    any. Rounds under load go on for at least ``duration_s``. ``results`` is a file of
-    JSON lines: what is in it is not asked again."""
+    """What is asked and how. ``tier`` None compares what the server gives: log probabilities, if it
+    gives any. Rounds under load go on for at least ``duration_s``. ``results`` is a file of JSON lines:
+    what is in it is not asked again.
+    """
 
     concurrency: int = 16
     prompts: int = 24

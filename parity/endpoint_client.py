@@ -1,5 +1,6 @@
-"""An OpenAI-compatible server as a black box: one question, one answer, with the user's timeouts, retries and
-rate."""
+"""An OpenAI-compatible server as a black box: one question, one answer, with the
+user's timeouts, retries and rate.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ EXTRAS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointAccess:
-    """How a server is reached. ``requests_per_s`` None sets no rate; ``retries`` are further attempts, not
-    attempts."""
+    """How a server is reached. ``requests_per_s`` None sets no rate; ``retries`` are
+    further attempts, not attempts.
+    """
 
     url: str
     model: str
@@ -130,7 +132,7 @@ class EndpointClient:
             return False
         return False
 
-    # -- one attempt -----------------------------------------------------------------------------------------
+    # -- one attempt
 
     def _body(self, question: dict[str, Any], *, stream: bool) -> dict[str, Any]:
         question = dict(question)

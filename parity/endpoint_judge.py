@@ -39,8 +39,9 @@ def difference(expected: EndpointAnswer, actual: EndpointAnswer) -> tuple[str, s
 def explain(
     kind: str, reference: EndpointAnswer, asked: Asked, found: tuple[str, str, int]
 ) -> dict[str, Any]:
-    """One divergence as data; the margin is the reference's top-1 minus top-2 log probability there, if
-    known."""
+    """One divergence as data; the margin is the reference's top-1 minus top-2
+    log probability there, if known.
+    """
     what, unit, index = found
     margin = reference.margins[index] if unit == "token" and index < len(reference.margins) else math.nan
     sources = (
@@ -83,7 +84,8 @@ def judge(
     load_rounds: int,
 ) -> tuple[Verdict, dict[str, Any]]:
     """Verdict and report. A prompt that is not stable alone fails by itself and is not compared under load.
-    ``tier`` None is bits where the server gives log probabilities, else bytes."""
+    ``tier`` None is bits where the server gives log probabilities, else bytes.
+    """
     has_logprobs = any(item.answer.logprobs for item in asked)
     tier = tier or (Tier.BITS if has_logprobs else Tier.BYTES)
     by_prompt, errors = by_prompt_and_errors(asked, prompts)

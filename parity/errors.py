@@ -18,8 +18,8 @@ class ExitCode(IntEnum):
 class UsageError(Exception):
     """Bad input: printed as one line (what, where, why, what to do), exit code 64.
 
-    ``what`` names the thing that is wrong, ``where`` the file, flag or variable, ``why`` the reason, ``todo``
-    the remedy.
+    ``what`` names the thing that is wrong, ``where`` the file, flag or variable, ``why``
+    the reason, ``todo`` the remedy.
     """
 
     def __init__(self, what: str, *, where: str = "", why: str = "", todo: str = "") -> None:

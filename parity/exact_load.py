@@ -1,5 +1,5 @@
-"""Loads for the scheduler on the exact engine, without a model: churn, endurance, queue length, small
-cases.
+"""Loads for the scheduler on the exact engine, without a model: churn,
+endurance, queue length, small cases.
 """
 
 from __future__ import annotations
@@ -167,8 +167,12 @@ def run_endurance(
         while len(scheduler.table.views) < 2 * live and submitted < requests:
             root = tuple(range(8 * (submitted % 5), 8 * (submitted % 5) + 8)) if submitted % 3 == 0 else ()
             prompt = root + tuple(source.randrange(VOCABULARY) for _ in range(source.randint(1, 4)))
-            request = Request(request_id=f"r{submitted}", prompt=prompt, max_tokens=source.randint(1, 3),
-                              client_id=f"c{submitted % 50}")
+            request = Request(
+                request_id=f"r{submitted}",
+                prompt=prompt,
+                max_tokens=source.randint(1, 3),
+                client_id=f"c{submitted % 50}",
+            )
             scheduler.submit(request, float(steps))
             offered[request.request_id] = request
             submitted += 1
@@ -228,8 +232,8 @@ def step_microseconds(*, running: int, waiting: int, steps: int = 200, prompt: i
 
 
 def run_small_cases(cases: int, *, seed: int = 0) -> float:
-    """CPU seconds for cases of 4 sessions and 40 tokens in all, always-on validation and comparison with
-    solo included.
+    """CPU seconds for cases of 4 sessions and 40 tokens in all, always-on validation and
+    comparison with solo included.
     """
     source = random.Random(seed)
     started = process_time()

@@ -1,5 +1,6 @@
-"""Runs a case on the exact engine: no model, no process, the same driver and the same checkers, in
-milliseconds."""
+"""Runs a case on the exact engine: no model, no process, the same driver and the
+same checkers, in milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -75,8 +76,8 @@ def drive_exact(case: Case, engine: ExactEngine) -> Run:
 def run_exact_case(case: Case) -> Outcome:
     """Run a case twice on one exact engine and judge it as a real one is judged.
 
-    A call that would abort llama.cpp is an outcome (``crashed``); an exception of the scheduler or a checker
-    is a problem.
+    A call that would abort llama.cpp is an outcome (``crashed``); an exception of the
+    scheduler or a checker is a problem.
     """
     engine = ExactEngine(exact_limits(case), exact_model(case), stops=hidden_stops(case.sessions))
     try:

@@ -1,5 +1,6 @@
-"""From an outcome to text that a person can act on: what differs first, what was around it, how to see it
-again."""
+"""From an outcome to text that a person can act on: what differs first, what was
+around it, how to see it again.
+"""
 
 from __future__ import annotations
 

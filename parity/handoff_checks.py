@@ -1,5 +1,5 @@
-"""Does a chain give the whole model's logits? Whole prompts and generated tokens, every row, every bit, no
-scheduler.
+"""Does a chain give the whole model's logits? Whole prompts and generated tokens,
+every row, every bit, no scheduler.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ NOISE_SAMPLES = 2000
 
 
 class LogitsRecorder:
-    """Keeps a digest and the row of every sample, by position: a step that broke off samples its rows
-    again."""
+    """Keeps a digest and the row of every sample, by position: a step that
+    broke off samples its rows again.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[int, dict[int, np.ndarray]] = {}

@@ -1,8 +1,8 @@
 """Numerics profiles: which kernels run, so that a row's result does not depend on its neighbours.
 
-A profile is (environment, model parameters, attention kernel, widths). Which one is exact depends on the
-model's tensor types, the CPU and the build; it is found by a self-test (``parity doctor``) and remembered,
-never assumed.
+A profile is (environment, model parameters, attention kernel, widths). Which one is exact depends
+on the model's tensor types, the CPU and the build; it is found by a self-test (``parity doctor``)
+and remembered, never assumed.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ TILED_ALWAYS = (("GGML_CPU_TILED_MM_FORCE", "1"),)
 def profile_candidates(*, quantised: bool, k_quants: bool) -> tuple[NumericsProfile, ...]:
     """Candidates for a model's tensor types, likely the fastest first.
 
-    Float weights have one; other quantised weights may be repacked or not; K-quants also choose a product
-    kernel.
+    Float weights have one; other quantised weights may be repacked or not;
+    K-quants also choose a product kernel.
     """
     if not quantised:
         return (ROW,)

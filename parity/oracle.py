@@ -26,8 +26,9 @@ MEMO_FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class Solo:
-    """What a session gives alone: per generated token its id, its logits' digest, and the top-1/top-2
-    margin."""
+    """What a session gives alone: per generated token its id, its logits'
+    digest, and the top-1/top-2 margin.
+    """
 
     tokens: tuple[int, ...]
     digests: tuple[str, ...]

@@ -54,8 +54,9 @@ def brought(pytestconfig: pytest.Config) -> Brought:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the slow suites out unless ``-m`` names them. Runs last: syrupy must see the items that are left
-    out."""
+    """Leave the slow suites out unless ``-m`` names them. Runs last: syrupy must
+    see the items that are left out.
+    """
     left_out = [mark for mark in ON_DEMAND if mark not in (config.option.markexpr or "")]
     dropped = [item for item in items if any(item.get_closest_marker(mark) for mark in left_out)]
     if dropped:
@@ -81,8 +82,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def family_params(*names: str) -> list:
-    """Parameters for ``pytest.mark.parametrize("family", ...)``: every family (or ``names``) under its
-    marker."""
+    """Parameters for ``pytest.mark.parametrize("family", ...)``: every family
+    (or ``names``) under its marker.
+    """
     families = load_families()
     return [
         pytest.param(name, marks=getattr(pytest.mark, families[name].marker)) for name in names or families

@@ -1,11 +1,11 @@
 """What users bring: ``package.module:factory``, from ``--engine`` and ``--scheduler``.
 
 An engine factory takes the limits of its pools, one per stage, and returns an idle engine
-(``scheduler.engine.Engine``); it is called for every case and every answer alone, so keep what is costly
-between calls. A scheduler factory takes what ``scheduler.loop.Scheduler`` takes (an engine, a policy,
-``scheduler.limits.StepLimits`` and ``model_digest=""``) and returns what that class offers: ``begin`` gives a
-``Flight`` whose batch the caller runs, ``finish`` and ``fail`` give the step's ``StepRecord``, from which
-marks are counted.
+(``scheduler.engine.Engine``); it is called for every case and every answer alone, so keep what is
+costly between calls. A scheduler factory takes what ``scheduler.loop.Scheduler`` takes (an engine, a
+policy, ``scheduler.limits.StepLimits`` and ``model_digest=""``) and returns what that class offers:
+``begin`` gives a ``Flight`` whose batch the caller runs, ``finish`` and ``fail`` give the step's
+``StepRecord``, from which marks are counted.
 """
 
 from __future__ import annotations
@@ -31,8 +31,17 @@ EngineFactory = Callable[[tuple[PoolLimits, ...]], Engine]
 SchedulerFactory = Callable[..., Scheduler]
 
 ENGINE_OFFERS = ("limits", "execute", "apply")
-SCHEDULER_OFFERS = ("submit", "cancel", "preempt", "step", "begin", "finish", "fail", "take_completions",
-                    "is_idle")
+SCHEDULER_OFFERS = (
+    "submit",
+    "cancel",
+    "preempt",
+    "step",
+    "begin",
+    "finish",
+    "fail",
+    "take_completions",
+    "is_idle",
+)
 # An engine with this attribute calls what is put there for each sampled row: request id, position of the new
 # token, logits float32 [n_vocab].
 OBSERVED = "observe_logits"
@@ -42,24 +51,35 @@ def load_factory(specification: str) -> Callable[..., Any]:
     """The callable named by ``package.module:name``. Raises ``UsageError`` saying which part is wrong."""
     module_name, colon, name = specification.partition(":")
     if not colon or not module_name or not name:
-        raise UsageError(f"{specification!r} names no factory",
-                         why="it must be written package.module:factory",
-                         todo="for instance tests.machine.examples:make_engine")
+        raise UsageError(
+            f"{specification!r} names no factory",
+            why="it must be written package.module:factory",
+            todo="for instance tests.machine.examples:make_engine",
+        )
     if os.getcwd() not in sys.path:  # a script's path begins at the script, a caller's package lies here
         sys.path.append(os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever the module raises when it is imported is the caller's to mend
-        raise UsageError(f"module {module_name!r} cannot be imported", where=specification,
-                         why=f"{type(error).__name__}: {error}",
-                         todo="install it, or run where it can be imported") from error
+        raise UsageError(
+            f"module {module_name!r} cannot be imported",
+            where=specification,
+            why=f"{type(error).__name__}: {error}",
+            todo="install it, or run where it can be imported",
+        ) from error
     factory = getattr(module, name, None)
     if factory is None:
-        raise UsageError(f"module {module_name!r} has no {name!r}", where=specification,
-                         todo="name a function of that module")
+        raise UsageError(
+            f"module {module_name!r} has no {name!r}",
+            where=specification,
+            todo="name a function of that module",
+        )
     if not callable(factory):
-        raise UsageError(f"{name!r} is a {type(factory).__name__}, not a factory", where=specification,
-                         todo="name a function or a class")
+        raise UsageError(
+            f"{name!r} is a {type(factory).__name__}, not a factory",
+            where=specification,
+            todo="name a function or a class",
+        )
     return factory
 
 
@@ -67,8 +87,11 @@ def check_offers(made: object, offers: tuple[str, ...], *, specification: str) -
     """Raise ``UsageError`` unless a factory's product has every attribute that the protocol names."""
     missing = [name for name in offers if not hasattr(made, name)]
     if missing:
-        raise UsageError(f"{type(made).__name__} lacks {', '.join(missing)}", where=specification,
-                         todo="see scheduler/engine.py for the two protocols")
+        raise UsageError(
+            f"{type(made).__name__} lacks {', '.join(missing)}",
+            where=specification,
+            todo="see scheduler/engine.py for the two protocols",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +151,11 @@ def _checked(specification: str, offers: tuple[str, ...]) -> Callable[..., Any]:
         try:
             made = factory(*arguments, **named)
         except Exception as error:  # a user's code: whatever it raises, it gave nothing to test
-            raise UsageError(f"{specification} cannot make one", why=f"{type(error).__name__}: {error}",
-                             todo="see parity/plugins.py for what a factory is given") from error
+            raise UsageError(
+                f"{specification} cannot make one",
+                why=f"{type(error).__name__}: {error}",
+                todo="see parity/plugins.py for what a factory is given",
+            ) from error
         check_offers(made, offers, specification=specification)
         return made
 

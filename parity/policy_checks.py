@@ -1,5 +1,6 @@
-"""The battery that every policy must pass: parity on the exact engine, and what the contract of any policy
-says."""
+"""The battery that every policy must pass: parity on the exact engine, and what
+the contract of any policy says.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +51,9 @@ class Check:
 def busy_case(
     policy: str, *, hidden: Callable[[int], int] = lambda index: 9, faults: tuple[Fault, ...] = ()
 ) -> Case:
-    """Ten sessions of three clients with objectives in a pool that holds four of them; nobody's length is
-    known."""
+    """Ten sessions of three clients with objectives in a pool that holds four of
+    them; nobody's length is known.
+    """
     slo = ServiceLevel(ttft_ms=400.0, tbt_ms=80.0)
     sessions = tuple(
         Session(
@@ -81,15 +83,17 @@ def busy_case(
 
 
 def crowded_case(policy: str, *, hidden: Callable[[int], int] = lambda index: 9) -> Case:
-    """The busy case with everybody there from the start, so that long before any length shows somebody is
-    chosen."""
+    """The busy case with everybody there from the start, so that long before any
+    length shows somebody is chosen.
+    """
     busy = busy_case(policy, hidden=hidden)
     return replace(busy, sessions=tuple(replace(session, arrival_step=0) for session in busy.sessions))
 
 
 def pressure_case(policy: str) -> Case:
-    """One request of low priority, and one of a higher priority every tick in a lane that does one request
-    a tick."""
+    """One request of low priority, and one of a higher priority every tick in a
+    lane that does one request a tick.
+    """
     low = Session(prompt=tokens_of(1, 1), max_tokens=1, priority=4, client_id="low")
     high = tuple(
         Session(prompt=tokens_of(2 + tick, 1), max_tokens=1, arrival_step=tick, client_id="high")
@@ -170,8 +174,9 @@ def check_clocks(policy: str) -> Iterable[str]:
 
 
 def check_progress(policy: str) -> Iterable[str]:
-    """A policy that promises no starvation serves the unfavoured client under endless pressure; all
-    partitions close."""
+    """A policy that promises no starvation serves the unfavoured client under endless
+    pressure; all partitions close.
+    """
     played = replay(pressure_case(policy))
     yield from played.run.problems
     client_reports(played.run, window_ms=TICKS * 10.0)
@@ -216,8 +221,9 @@ def print_digests(policies: list[str]) -> None:
 
 
 def run_under_hash_seeds(code: str, seeds: Iterable[int] = (1, 2, 3)) -> list[str]:
-    """What ``code`` prints in processes with different string hashes, which is what the order of a set
-    hangs on."""
+    """What ``code`` prints in processes with different string hashes, which is
+    what the order of a set hangs on.
+    """
     return [
         subprocess.run(
             [sys.executable, "-c", code],

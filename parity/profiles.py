@@ -26,8 +26,9 @@ REBUILD = "rebuild llama-cpp-python with CMAKE_ARGS=-DGGML_LLAMAFILE=OFF (`make 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One candidate's self-test: sessions compared, bit-identical ones, generated tokens per second in the
-    pool."""
+    """One candidate's self-test: sessions compared, bit-identical ones, generated
+    tokens per second in the pool.
+    """
 
     profile: NumericsProfile
     sessions: int

@@ -62,8 +62,7 @@ class Fault:
     """One fault: before step ``step``, or, with ``in_flight``, between that step's launch and its result.
 
     ``session`` is an index into the case's sessions for cancel and preempt; ``call`` is the native call that
-    fails;
-    ``amount`` is ms for a slow step or a clock jump.
+    fails; ``amount`` is ms for a slow step or a clock jump.
     """
 
     kind: FaultKind
@@ -212,10 +211,9 @@ class Divergence:
     """The first step at which one session differs from itself alone.
 
     ``step`` counts the session's generated tokens from 0; ``margin`` is the reference's top-1 minus top-2
-    logit there;
-    ``distance`` the largest absolute logit difference; ``neighbours`` who else was in that batch; ``chunks``
-    the session's intervals so far, ``cells`` where its rows lay (stage 0). ``distances`` go on from
-    ``distance`` over the next tokens, as long as both have seen the same text.
+    logit there; ``distance`` the largest absolute logit difference; ``neighbours`` who else was in that
+    batch; ``chunks`` the session's intervals so far, ``cells`` where its rows lay (stage 0). ``distances`` go
+    on from ``distance`` over the next tokens, as long as both have seen the same text.
     """
 
     session: int

@@ -1,7 +1,7 @@
 """The only composer: a case becomes an engine, a scheduler, a run, answers of the oracle, and a verdict.
 
-``Runner`` works in the process that it is in; ``parity.contained.run_case`` does the same in a worker
-process that may die.
+``Runner`` works in the process that it is in; ``parity.contained.run_case`` does the same in
+a worker process that may die.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ known_model = functools.cache(resolve_model)  # verified once per process
 
 
 class Runner:
-    """Keeps models, contexts and oracles of one process between cases, so that a case costs only its
-    steps."""
+    """Keeps models, contexts and oracles of one process between cases, so
+    that a case costs only its steps.
+    """
 
     def __init__(self, *, n_threads: int = 1, remember: bool = True, stage_processes: bool = False) -> None:
         self.n_threads, self.remember = n_threads, remember
@@ -104,8 +105,9 @@ class Runner:
         return self._engines[key]
 
     def oracle(self, case: Case, file: ModelFile, family: Family, profile: NumericsProfile) -> Oracle:
-        """The oracle of a case: the case's kernels; for ``stock``, which has none that are exact, row
-        numerics."""
+        """The oracle of a case: the case's kernels; for ``stock``, which has
+        none that are exact, row numerics.
+        """
         longest = max(len(s.prompt) + s.max_tokens for s in case.sessions)
         n_ctx = 1024 if 2 * longest < 1000 else -(-(2 * longest + 64) // 256) * 256
         key = (file.sha256, profile, case.kv_type, n_ctx)

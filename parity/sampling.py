@@ -1,5 +1,6 @@
-"""From logits to a token, the same in every engine and in the oracle: a pure function of (logits, sampling,
-key)."""
+"""From logits to a token, the same in every engine and in the oracle: a pure
+function of (logits, sampling, key).
+"""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from scheduler.records import SamplingParams
 
 
 def uniform(seed: int, request_id: str, position: int) -> float:
-    """A number in [0, 1) keyed by (seed, session, position): the same whatever the batch and the order of
-    steps."""
+    """A number in [0, 1) keyed by (seed, session, position): the same whatever
+    the batch and the order of steps.
+    """
     digest = hashlib.blake2b(f"{seed}/{request_id}/{position}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
@@ -20,9 +22,9 @@ def uniform(seed: int, request_id: str, position: int) -> float:
 def sample_token(logits: np.ndarray, sampling: SamplingParams, *, request_id: str, position: int) -> int:
     """The token for one row of ``logits`` (shape [n_vocab], float32).
 
-    Greedy takes the lowest index among equal maxima. Otherwise the inverse of the cumulative distribution of
-    softmax(logits / temperature), restricted to ``top_k`` (0: all) and then to the smallest set of mass
-    ``top_p``.
+    Greedy takes the lowest index among equal maxima. Otherwise the inverse of the cumulative
+    distribution of softmax(logits / temperature), restricted to ``top_k`` (0: all) and then to the
+    smallest set of mass ``top_p``.
     """
     if sampling.temperature == 0:
         return int(logits.argmax())
@@ -46,7 +48,8 @@ def logits_digest(logits: np.ndarray) -> str:
 
 
 def top_margin(logits: np.ndarray) -> float:
-    """Top-1 minus top-2 logit of one row: how far another kernel's rounding is from changing the greedy
-    token."""
+    """Top-1 minus top-2 logit of one row: how far another kernel's rounding is
+    from changing the greedy token.
+    """
     best, second = np.partition(logits, -2)[-1:-3:-1]
     return float(best) - float(second)

@@ -1,5 +1,5 @@
-"""All scenario templates by their ids, with the marks that each must hit: a template that hits none proves
-nothing.
+"""All scenario templates by their ids, with the marks that each must hit: a template
+that hits none proves nothing.
 """
 
 from __future__ import annotations

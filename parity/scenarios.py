@@ -1,9 +1,9 @@
-"""Scenario templates S1 to S8: shapes of input behind faults that serving engines had, as strategies of
-cases.
+"""Scenario templates S1 to S8: shapes of input behind faults that serving
+engines had, as strategies of cases.
 
-Swarm style: which features are on is drawn first, then values, small ones and boundaries often. S9 to S15 are
-in
-``parity.scenarios_pressure``; ``parity.scenario_list`` names all of them with the marks that each must hit.
+Swarm style: which features are on is drawn first, then values, small ones and boundaries
+often. S9 to S15 are in ``parity.scenarios_pressure``; ``parity.scenario_list`` names all of
+them with the marks that each must hit.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def alternating_steps(draw: st.DrawFn, place: Place) -> Case:
 
 @st.composite
 def edited_prompts(draw: st.DrawFn, place: Place) -> Case:
-    """S4: one prompt repeated, extended, truncated and edited; what is shared lies at every boundary there
-    is.
+    """S4: one prompt repeated, extended, truncated and edited; what is shared
+    lies at every boundary there is.
     """
     length = draw(around(4, WINDOW, PAD_UNIT, WINDOW + WINDOW // 2, 48))
     block = draw(st.sampled_from([1, 4, 16]))
@@ -184,8 +184,8 @@ def donors(draw: st.DrawFn, place: Place) -> Case:
 
 @st.composite
 def chunk_grid(draw: st.DrawFn, place: Place) -> Case:
-    """S6: chunk and step widths against window, padding unit and call width, with their neighbours and
-    primes.
+    """S6: chunk and step widths against window, padding unit and call width,
+    with their neighbours and primes.
     """
     chunk = draw(st.one_of(around(1, WINDOW // 2, WINDOW, 2 * WINDOW, PAD_UNIT, 63), st.sampled_from(PRIMES)))
     times = draw(st.integers(1, 4))
@@ -212,8 +212,8 @@ def chunk_grid(draw: st.DrawFn, place: Place) -> Case:
 
 @st.composite
 def mixed_steps(draw: st.DrawFn, place: Place) -> Case:
-    """S7: one step with a chunk that goes on, a chunk that ends, a decoder and an idle session; few logits
-    rows.
+    """S7: one step with a chunk that goes on, a chunk that ends, a decoder and an
+    idle session; few logits rows.
     """
     budget = draw(st.sampled_from([5, 8, 13, 32]))
     sessions = [

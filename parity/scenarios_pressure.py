@@ -1,5 +1,4 @@
-"""Scenario templates S9 to S15: cancellation, full pools, liveness, stages, failures, long interleaving.
-"""
+"""Scenario templates S9 to S15: cancellation, full pools, liveness, stages, failures, long interleaving."""
 
 from __future__ import annotations
 
@@ -16,7 +15,8 @@ from scheduler.limits import Layout
 
 @st.composite
 def cancellations(draw: st.DrawFn, place: Place) -> Case:
-    """S9: cancel while queued, between chunks, with the last chunk or a decode in flight, preempted, resumed.
+    """S9: cancel while queued, between chunks, with the last chunk or a decode
+    in flight, preempted, resumed.
     """
     chunk, count = draw(st.sampled_from([3, 8, 32])), draw(st.integers(2, 6))
     sessions = [
@@ -82,8 +82,8 @@ def full_pools(draw: st.DrawFn, place: Place) -> Case:
 
 @st.composite
 def contention(draw: st.DrawFn, place: Place) -> Case:
-    """S11: a head that does not fit yet, a long prompt beside short ones, high priority arriving all the
-    time.
+    """S11: a head that does not fit yet, a long prompt beside short ones, high
+    priority arriving all the time.
     """
     hog = Session(
         prompt=tokens_of(1000, draw(st.sampled_from([40, 80, 120]))), max_tokens=draw(st.integers(2, 10))
@@ -113,7 +113,8 @@ def contention(draw: st.DrawFn, place: Place) -> Case:
 
 @st.composite
 def stages(draw: st.DrawFn, place: Place) -> Case:
-    """S13: a chain of stages; steps without a final row, decodes beside them, a stage that fails in mid-step.
+    """S13: a chain of stages; steps without a final row, decodes beside them,
+    a stage that fails in mid-step.
     """
     splits = [split.name for split in load_splits(place.family) if split.row == "tiny"]
     chunk = draw(st.sampled_from([1, 4, 16]))

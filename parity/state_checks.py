@@ -1,5 +1,5 @@
-"""Does a restored state go on like a recomputed one? Saved around chunk and window boundaries, restored
-everywhere.
+"""Does a restored state go on like a recomputed one? Saved around chunk and window
+boundaries, restored everywhere.
 
 The same checks for the unsplit model and for a chain, whose stages each save their own part.
 """
@@ -122,8 +122,8 @@ class StateChecks:
         yield "goes on", self._go_on(fresh, OTHER, self.prompt, count), reference[count:]
 
     def _fragmented(self, driver: HandDriver, count: int, reference: np.ndarray, neighbour: np.ndarray):
-        """Into the holes that a finished sequence left between a neighbour's cells; fewer than are needed,
-        so that the sequence's cells stay in order when it goes on.
+        """Into the holes that a finished sequence left between a neighbour's cells; fewer than are needed, so
+        that the sequence's cells stay in order when it goes on.
         """
         saved = self._saved(driver, count)
         driver.clear()

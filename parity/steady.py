@@ -1,8 +1,8 @@
 """A Hypothesis backend that draws the same from the same seed in every process.
 
-Hypothesis' own also draws constants that it finds in the source of whatever modules are loaded, so that
-pytest, the command line and a Dask worker would explore different cases. Strategies here name their
-boundaries themselves.
+Hypothesis' own also draws constants that it finds in the source of whatever modules are loaded,
+so that pytest, the command line and a Dask worker would explore different cases. Strategies here
+name their boundaries themselves.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Hypothesis strategies for cases: small first, boundaries often, features drawn before values (swarm
-style)."""
+"""Hypothesis strategies for cases: small first, boundaries often, features
+drawn before values (swarm style).
+"""
 
 from __future__ import annotations
 
@@ -53,8 +54,9 @@ def prompt_lengths(most: int) -> st.SearchStrategy[int]:
 def prompts(
     draw: st.DrawFn, *, count: int, most: int, shared: bool, tokens: DrawTokens = tokens_of
 ) -> list[tuple[int, ...]]:
-    """``count`` prompts; with ``shared`` each may go on from a prefix of an earlier one, so that they form
-    trees."""
+    """``count`` prompts; with ``shared`` each may go on from a prefix of an
+    earlier one, so that they form trees.
+    """
     made: list[tuple[int, ...]] = []
     for index in range(count):
         own = tokens(1000 + index, draw(prompt_lengths(most)))
@@ -67,8 +69,9 @@ def prompts(
 
 
 def arrival_steps(index: int) -> st.SearchStrategy[int]:
-    """All at once, spread over a dozen steps, or one after the other, so that a later session finds an
-    earlier prefix."""
+    """All at once, spread over a dozen steps, or one after the other, so that a later
+    session finds an earlier prefix.
+    """
     return st.one_of(st.just(6 * index), st.integers(0, 12), st.just(0))
 
 
@@ -87,8 +90,9 @@ def seeded_sampling() -> st.SearchStrategy[SamplingParams]:
 def fault_lists(
     draw: st.DrawFn, *, count: int, features: dict[str, bool], last_step: int
 ) -> tuple[Fault, ...]:
-    """Forced preemptions, cancellations and injected failures at any step, some while the step is in
-    flight."""
+    """Forced preemptions, cancellations and injected failures at any step,
+    some while the step is in flight.
+    """
     kinds = [
         kind
         for feature, kind in (
@@ -194,8 +198,9 @@ def last_step(case: Case) -> int:
 
 
 def most_sequences(family: str) -> int:
-    """Logical sequences of a family's default context: two ids each with a window cache, one kept empty if
-    hybrid."""
+    """Logical sequences of a family's default context: two ids each with a window
+    cache, one kept empty if hybrid.
+    """
     known = load_family(family)
     return known.engine.n_seq_max // (2 if known.needs_shadow else 1) - (1 if known.is_hybrid else 0)
 
@@ -208,8 +213,9 @@ def landmark(
     policy: str = "fcfs",
     tokens: DrawTokens = tokens_of,
 ) -> Case:
-    """A fixed case that runs first in every suite: one tree of prefixes asked for again and again, in a small
-    pool."""
+    """A fixed case that runs first in every suite: one tree of prefixes asked for
+    again and again, in a small pool.
+    """
     root = tokens(7, 44)
     sessions = [
         Session(

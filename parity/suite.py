@@ -1,5 +1,6 @@
-"""The main job: generated cases of one family and layout, until enough sessions were compared; shrunk when
-one fails."""
+"""The main job: generated cases of one family and layout, until enough sessions were
+compared; shrunk when one fails.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +35,9 @@ SHRINK_SECONDS = 120.0  # a case that hangs would be waited for that often
 
 @dataclass(slots=True)
 class SuiteResult:
-    """What one suite came to. ``marks`` are sums over its cases; ``missing`` are required marks that stayed
-    zero."""
+    """What one suite came to. ``marks`` are sums over its cases; ``missing`` are
+    required marks that stayed zero.
+    """
 
     family: str
     layout: Layout

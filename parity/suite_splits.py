@@ -1,5 +1,5 @@
-"""Suites across stages: generated concurrent cases on every pinned split, each session against the whole
-model alone.
+"""Suites across stages: generated concurrent cases on every pinned split, each session
+against the whole model alone.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def across_stages(case: Case, split: Split) -> Case:
 
 
 def crowd_case(family: str, split: Split, number: int, *, sessions: int = 18) -> Case:
-    """A dense case: many sessions at once on a chain with one tight pool, so that few steps exercise
-    everything.
+    """A dense case: many sessions at once on a chain with one tight pool, so that
+    few steps exercise everything.
 
     ``number`` chooses lengths, arrivals and faults; families of prompts share their first tokens.
     """
@@ -110,8 +110,8 @@ def brim_case(family: str, split: Split) -> Case:
 
 
 def dense_cases(family: str, split: Split) -> list[Case]:
-    """Fixed cases that compare more than ``MIN_SESSIONS`` sessions and hit every mark of every family's
-    manifest.
+    """Fixed cases that compare more than ``MIN_SESSIONS`` sessions and hit every
+    mark of every family's manifest.
     """
     return [brim_case(family, split), *(crowd_case(family, split, number) for number in range(3))]
 

@@ -23,7 +23,8 @@ POOL = {"cells_used": "used", "cells_available": "available", "cells_shared": "s
 @contextlib.contextmanager
 def step_log(path: Path | None) -> Iterator[Callable[[StepRecord], None]]:
     """Writes each record that it is given as a line, at once, so that nothing is lost with the process; None
-    writes nothing. Raises ``UsageError``. A disk that fills up ends the log and not the serving."""
+    writes nothing. Raises ``UsageError``. A disk that fills up ends the log and not the serving.
+    """
     if path is None:
         yield lambda record: None
         return
@@ -91,8 +92,8 @@ class Totals:
 
 
 def plot_steps(steps: list[Step], *, kind: str) -> bytes:
-    """A picture (``png`` or ``svg``): cells of the pool, queues, tokens by kind, each over the step's
-    number.
+    """A picture (``png`` or ``svg``): cells of the pool, queues, tokens by
+    kind, each over the step's number.
     """
     from matplotlib.figure import Figure
 

@@ -1,10 +1,10 @@
-"""Ordered cell allocator: a session's cells have increasing index in position order, whoever its neighbours
-are.
+"""Ordered cell allocator: a session's cells have increasing index in position
+order, whoever its neighbours are.
 
 The engine takes the lowest empty cells, so no unwanted empty cell may exist below a target. Cells of a
 finished session therefore stay occupied under its *retired* id and are freed one by one, exactly when a row
-is placed into them. Sets of cells are integers used as bit masks: bit i is cell i. In ``streams`` each id
-has its own part of the numbers, in ``stock`` the engine places rows and cells are only counted.
+is placed into them. Sets of cells are integers used as bit masks: bit i is cell i. In ``streams`` each id has
+its own part of the numbers, in ``stock`` the engine places rows and cells are only counted.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Owner:
 
 
 def split_rows(count: int, width: int) -> list[int]:
-    """Call sizes for ``count`` rows: at most ``width`` each, and no last call of one row unless ``count``
-    is 1.
+    """Call sizes for ``count`` rows: at most ``width`` each, and no last call of
+    one row unless ``count`` is 1.
     """
     sizes = [width] * (count // width)
     rest = count % width
@@ -58,8 +58,9 @@ class CellPool:
         self.ordered = limits.layout is Layout.UNIFIED
         self.stream_cells = limits.max_session_rows if limits.layout is Layout.STREAMS else 0
         self.first_cell = 1 if limits.pads else 0
-        self.everything = ((1 << (self.stream_cells * limits.num_sequences or limits.num_cells))
-                           - 1) << self.first_cell
+        self.everything = (
+            (1 << (self.stream_cells * limits.num_sequences or limits.num_cells)) - 1
+        ) << self.first_cell
         self.owners: dict[int, Owner] = {}
         self.clear()
         self.pending.clear()
@@ -88,8 +89,8 @@ class CellPool:
         return self.everything.bit_count() - self.available.bit_count()
 
     def room_after(self, seq_id: int, count: int, also: int = 0) -> int:
-        """Rows that could follow the first ``count`` rows of a sequence, cells of ``also`` taken for
-        available.
+        """Rows that could follow the first ``count`` rows of a sequence, cells
+        of ``also`` taken for available.
         """
         if self.stream_cells:
             return self.stream_cells - count
@@ -98,8 +99,11 @@ class CellPool:
 
     def rows_to_keep(self, seq_id: int, wanted: int) -> int:
         """The most leading rows of a sequence after which ``wanted`` available cells follow."""
-        return bisect_left(range(len(self.owners[seq_id].cells)), True,
-                           key=lambda count: self.room_after(seq_id, count + 1) < wanted)
+        return bisect_left(
+            range(len(self.owners[seq_id].cells)),
+            True,
+            key=lambda count: self.room_after(seq_id, count + 1) < wanted,
+        )
 
     def others_mask(self, seq_id: int) -> int:
         """Cells that sequences other than this one own."""
@@ -118,8 +122,8 @@ class CellPool:
         return seq_id
 
     def share(self, source: int, count: int) -> int:
-        """A new sequence that owns the first ``count`` cells of ``source`` too; streams copy the whole of
-        it instead.
+        """A new sequence that owns the first ``count`` cells of ``source`` too;
+        streams copy the whole of it instead.
         """
         seq_id = self.open()
         owner = self.owners[seq_id]
@@ -134,8 +138,8 @@ class CellPool:
         return seq_id
 
     def retire(self, seq_id: int) -> None:
-        """End a sequence: in ordered pools, cells that nobody else owns stay under the id and become
-        available.
+        """End a sequence: in ordered pools, cells that nobody else owns stay
+        under the id and become available.
         """
         shared, owner = self.others_mask(seq_id), self.owners.pop(seq_id)
         self.available |= owner.mask & ~shared
@@ -177,8 +181,8 @@ class CellPool:
     # -- rows
 
     def place(self, chunks: list[tuple[int, int, int]]) -> int | None:
-        """Reserve cells for every (sequence id, first batch row, rows), in the order of the calls; None, or
-        the sequence that finds none.
+        """Reserve cells for every (sequence id, first batch row, rows), in the order of the calls; None,
+        or the sequence that finds none.
 
         Recurrent contexts split a call into groups of equal length, so each call gets one group: all single
         rows together, each longer chunk alone. Undone by ``undo``, made final by ``take_calls``.
@@ -234,7 +238,7 @@ class CellPool:
                 placed.sort()
             begin = 0
             for size in split_rows(len(placed), self.limits.max_call_rows):
-                calls.append(self._call(placed[begin:begin + size]))
+                calls.append(self._call(placed[begin : begin + size]))
                 begin += size
         return tuple(calls)
 

@@ -1,5 +1,5 @@
-"""The seam between scheduler and engine: batches and memory operations go down, an ``IterationResult``
-comes up.
+"""The seam between scheduler and engine: batches and memory operations go down,
+an ``IterationResult`` comes up.
 
 To plug in an engine, implement ``Engine``. To plug in a scheduler, offer what ``scheduler.loop.Scheduler``
 offers: ``submit``, ``cancel``, ``preempt``, ``step`` (or ``begin``, ``finish``, ``fail``),
@@ -21,14 +21,16 @@ PAD_ROW = -1
 
 class OpKind(Enum):
     """Named after llama.cpp: ``seq_rm``, ``seq_cp``, drop of a recurrent state, ``memory_clear``."""
+
     REMOVE, COPY, DROP_STATE, CLEAR = "remove", "copy", "drop_state", "clear"
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryOp:
-    """One operation on positions ``[start, stop)`` of ``seq_id`` (-1: open end); COPY reads from
-    ``source``.
+    """One operation on positions ``[start, stop)`` of ``seq_id`` (-1: open
+    end); COPY reads from ``source``.
     """
+
     kind: OpKind
     seq_id: int = -1
     start: int = -1
@@ -41,6 +43,7 @@ class Call:
     """One native decode call: first ``ops`` in order, then rows. ``rows[i]`` indexes the batch, or is
     ``PAD_ROW``; ``cells[i]`` is where row i must land (-1: the engine's choice).
     """
+
     ops: tuple[MemoryOp, ...]
     rows: tuple[int, ...]
     seq_ids: tuple[int, ...]
@@ -49,6 +52,7 @@ class Call:
 
 class Sample(NamedTuple):
     """A token wanted from batch row ``row``; ``position`` is the position that the new token will have."""
+
     row: int
     request_id: str
     position: int
@@ -61,6 +65,7 @@ class Batch:
     ``positions`` have one int a row, ``epochs``, ``clients`` and ``committed`` one value a chunk,
     ``stages`` the calls per stage.
     """
+
     tokens: tuple[int, ...]
     positions: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -72,13 +77,14 @@ class Batch:
 
 
 class EngineFailure(Exception):
-    """A step that the engine could not run: its memory is in doubt, so the scheduler clears it and rebuilds
-    all.
+    """A step that the engine could not run: its memory is in doubt, so the
+    scheduler clears it and rebuilds all.
     """
 
 
 class Engine(Protocol):
     """Runs batches. ``limits`` has one entry per stage; an unsplit model has one."""
+
     limits: tuple[PoolLimits, ...]
 
     def execute(self, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
@@ -88,13 +94,15 @@ class Engine(Protocol):
         """Apply memory operations outside a step, per stage. Raises ``EngineFailure``."""
 
 
-def completed_result(plan: IterationPlan, batch: Batch, tokens: Sequence[int], *, started_ms: float,
-                     finished_ms: float) -> IterationResult:
+def completed_result(
+    plan: IterationPlan, batch: Batch, tokens: Sequence[int], *, started_ms: float, finished_ms: float
+) -> IterationResult:
     """The result of a batch that ran whole; ``tokens[i]`` answers ``batch.samples[i]``."""
     emitted = {sample.request_id: token for sample, token in zip(batch.samples, tokens, strict=True)}
     chunks, debits = [], {}
-    for chunk, epoch, client, committed in zip(plan.chunks, batch.epochs, batch.clients, batch.committed,
-                                               strict=True):
+    for chunk, epoch, client, committed in zip(
+        plan.chunks, batch.epochs, batch.clients, batch.committed, strict=True
+    ):
         name, start, stop = chunk.request_id, chunk.start, chunk.stop
         chunks.append(ChunkResult(name, chunk.generation, epoch, start, stop, emitted.get(name)))
         if start >= committed:  # a rebuild is overhead, not service

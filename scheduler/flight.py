@@ -1,4 +1,5 @@
-"""A step between launch and commit: the plan as it will run, its batch, and the sessions as they were then.
+"""A step between launch and commit: the plan as it will run, its batch, and
+the sessions as they were then.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ class Flight:
     late: dict[str, str] = field(default_factory=dict)
 
 
-def compose_batch(plan: IterationPlan, views: dict[str, SessionView], outputs: dict[str, list[int]],
-                  stages: tuple[tuple[Call, ...], ...]) -> Batch:
+def compose_batch(
+    plan: IterationPlan,
+    views: dict[str, SessionView],
+    outputs: dict[str, list[int]],
+    stages: tuple[tuple[Call, ...], ...],
+) -> Batch:
     """The rows of a plan in plan order, what is sampled from them, and the calls that compute them."""
     tokens, positions, offsets, samples = [], [], [0], []
     for chunk, view in zip(plan.chunks, views.values(), strict=True):
@@ -31,21 +36,31 @@ def compose_batch(plan: IterationPlan, views: dict[str, SessionView], outputs: d
         count = len(request.prompt)
         tokens += request.prompt[start:stop]
         if stop > count:
-            tokens += outputs[chunk.request_id][max(start - count, 0):stop - count]
+            tokens += outputs[chunk.request_id][max(start - count, 0) : stop - count]
         positions += range(start, stop)
         offsets.append(len(positions))
         if start >= view.committed and stop >= count:  # a decode, or the end of the prompt; never a rebuild
             samples.append(Sample(len(positions) - 1, chunk.request_id, stop, request.sampling))
-    return Batch(tuple(tokens), tuple(positions), tuple(offsets), tuple(samples),
-                 tuple([view.epoch for view in views.values()]),
-                 tuple([view.request.client_id for view in views.values()]),
-                 tuple([view.committed for view in views.values()]), stages)
+    return Batch(
+        tuple(tokens),
+        tuple(positions),
+        tuple(offsets),
+        tuple(samples),
+        tuple([view.epoch for view in views.values()]),
+        tuple([view.request.client_id for view in views.values()]),
+        tuple([view.committed for view in views.values()]),
+        stages,
+    )
 
 
 def plan_without(plan: IterationPlan, request_ids: Collection[str]) -> IterationPlan:
     """The plan less whole sessions, its ledger and evidence recounted."""
     kept = [i for i, chunk in enumerate(plan.chunks) if chunk.request_id not in request_ids]
     chunks = tuple(plan.chunks[i] for i in kept)
-    ledger = BudgetLedger(plan.ledger.max_num_batched_tokens, plan.ledger.max_num_seqs,
-                          sum(chunk.stop - chunk.start for chunk in chunks), len(chunks))
+    ledger = BudgetLedger(
+        plan.ledger.max_num_batched_tokens,
+        plan.ledger.max_num_seqs,
+        sum(chunk.stop - chunk.start for chunk in chunks),
+        len(chunks),
+    )
     return replace(plan, chunks=chunks, ledger=ledger, order=tuple(plan.order[i] for i in kept))

@@ -1,5 +1,5 @@
-"""The only definition of a legal plan and a legal result (``resume`` has that of a legal resume); always
-on.
+"""The only definition of a legal plan and a legal result (``resume`` has that
+of a legal resume); always on.
 """
 
 from __future__ import annotations
@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 
 _QUEUED = (SessionState.WAITING, SessionState.SUSPENDED)
 _ENTRIES = (IntentKind.ADMIT, IntentKind.RESUME)
-_INTENT_STATES = {IntentKind.ADMIT: _QUEUED[:1], IntentKind.RESUME: _QUEUED[1:], IntentKind.REJECT: _QUEUED,
-                  IntentKind.DEFER: _QUEUED, IntentKind.PREEMPT: (SessionState.RUNNING,)}
+_INTENT_STATES = {
+    IntentKind.ADMIT: _QUEUED[:1],
+    IntentKind.RESUME: _QUEUED[1:],
+    IntentKind.REJECT: _QUEUED,
+    IntentKind.DEFER: _QUEUED,
+    IntentKind.PREEMPT: (SessionState.RUNNING,),
+}
 
 
 def require(condition: bool, rule: str, subject: object) -> None:
@@ -27,8 +32,11 @@ def require(condition: bool, rule: str, subject: object) -> None:
 
 def validate_plan(state: records.SchedulerState, plan: records.IterationPlan, policy: Policy) -> None:
     """Raise ``IllegalTransition`` unless ``plan`` is one that ``policy`` may make of ``state``."""
-    require((plan.decision_id, plan.input_version) == (state.decision_id, state.version),
-            "plan made from another state version", (plan.decision_id, plan.input_version))
+    require(
+        (plan.decision_id, plan.input_version) == (state.decision_id, state.version),
+        "plan made from another state version",
+        (plan.decision_id, plan.input_version),
+    )
     require(plan.policy == policy.identity, "plan carries another policy's identity", plan.policy)
     intents: dict[str, IntentKind] = {}
     for intent in plan.intents:
@@ -55,12 +63,16 @@ def validate_plan(state: records.SchedulerState, plan: records.IterationPlan, po
     require(list(keys) == sorted(keys), "chunks out of the order of their keys", keys)
 
 
-def _check_chunk(state: records.SchedulerState, chunk: records.PlannedChunk,
-                 intent: IntentKind | None) -> None:
+def _check_chunk(
+    state: records.SchedulerState, chunk: records.PlannedChunk, intent: IntentKind | None
+) -> None:
     view = state.views.get(chunk.request_id)
     require(view is not None, "session is unknown, or has ended", chunk)
-    require((chunk.generation, chunk.version) == (view.request.generation, view.version),
-            "chunk planned from a stale generation or snapshot", chunk)
+    require(
+        (chunk.generation, chunk.version) == (view.request.generation, view.version),
+        "chunk planned from a stale generation or snapshot",
+        chunk,
+    )
     require(view.ready, "session is not ready", chunk)
     start = view.computed
     if view.state in _QUEUED:
@@ -73,14 +85,22 @@ def _check_chunk(state: records.SchedulerState, chunk: records.PlannedChunk,
     require(chunk.stop <= view.limit_at(start), "interval passes the frontier of its phase", chunk)
 
 
-def validate_result(plan: records.IterationPlan, result: records.IterationResult,
-                    views: Mapping[str, SessionView], *, now_ms: float) -> None:
-    """Raise ``IllegalTransition`` unless ``result`` is a possible outcome of ``plan``, launched at
-    ``now_ms`` when the planned sessions were ``views``.
+def validate_result(
+    plan: records.IterationPlan,
+    result: records.IterationResult,
+    views: Mapping[str, SessionView],
+    *,
+    now_ms: float,
+) -> None:
+    """Raise ``IllegalTransition`` unless ``result`` is a possible outcome of ``plan``, launched at ``now_ms``
+    when the planned sessions were ``views``.
     """
     require(result.decision_id == plan.decision_id, "result of another decision", result.decision_id)
-    require(now_ms <= result.started_ms <= result.finished_ms, "result moves a clock wrongly",
-            (now_ms, result.started_ms, result.finished_ms))
+    require(
+        now_ms <= result.started_ms <= result.finished_ms,
+        "result moves a clock wrongly",
+        (now_ms, result.started_ms, result.finished_ms),
+    )
     planned = {chunk.request_id: chunk for chunk in plan.chunks}
     debits: dict[str, int] = {}
     for item in result.chunks:
@@ -92,8 +112,11 @@ def validate_result(plan: records.IterationPlan, result: records.IterationResult
         view, rows = views[item.request_id], item.after - item.before
         phase = view.phase_at(item.before)
         emits = phase is Phase.DECODE or (phase is Phase.PREFILL and item.after == view.num_prompt_tokens)
-        require((item.token is not None) is (emits and rows > 0),
-                "a token is emitted exactly by a decode or by the end of a prefill", item)
+        require(
+            (item.token is not None) is (emits and rows > 0),
+            "a token is emitted exactly by a decode or by the end of a prefill",
+            item,
+        )
         if phase is not Phase.REBUILD and rows:
             client = view.request.client_id
             debits[client] = debits.get(client, 0) + rows

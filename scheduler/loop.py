@@ -17,8 +17,11 @@ from scheduler.sessions import SessionTable
 from scheduler.telemetry import StepRecord
 
 _PROGRESS = (IntentKind.ADMIT, IntentKind.RESUME, IntentKind.REJECT)
-_TALLIES = {Phase.PREFILL: ("prefill_tokens", "prefilled"), Phase.DECODE: ("decode_tokens", "decoded"),
-            Phase.REBUILD: ("recompute_tokens", "rebuilt")}
+_TALLIES = {
+    Phase.PREFILL: ("prefill_tokens", "prefilled"),
+    Phase.DECODE: ("decode_tokens", "decoded"),
+    Phase.REBUILD: ("recompute_tokens", "rebuilt"),
+}
 MAX_ENGINE_FAILURES = 3  # failed steps of a session, with no new row between, that end it with a typed error
 
 
@@ -27,14 +30,21 @@ class NoProgress(Exception):
 
 
 class Scheduler:
-    """Serves sessions from one shared pool per stage. Time comes in as ``now_ms``; nothing here reads a
-    clock.
+    """Serves sessions from one shared pool per stage. Time comes in as
+    ``now_ms``; nothing here reads a clock.
 
     ``observer(flight, result)`` is called after every executed step: the trace.
     """
 
-    def __init__(self, engine: Engine, policy: Policy, steps: StepLimits, *, model_digest: str = "",
-                 observer: Callable[..., None] | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        policy: Policy,
+        steps: StepLimits,
+        *,
+        model_digest: str = "",
+        observer: Callable[..., None] | None = None,
+    ) -> None:
         self.engine, self.policy, self.steps = engine, policy, steps
         self.observer = observer or (lambda flight, result: None)
         self.memory = Memory(engine.limits, steps, model_digest=model_digest)
@@ -112,9 +122,20 @@ class Scheduler:
         """What policies see now."""
         table, steps = self.table, self.steps
         return records.SchedulerState(
-            self._decision, table.version, now_ms, table.waiting.keys(), table.running.keys(),
-            table.suspended.keys(), MappingProxyType(table.views), self.memory, steps.max_num_batched_tokens,
-            steps.max_num_seqs, steps.max_chunk_tokens, MappingProxyType(table.service), self.policy_memory)
+            self._decision,
+            table.version,
+            now_ms,
+            table.waiting.keys(),
+            table.running.keys(),
+            table.suspended.keys(),
+            MappingProxyType(table.views),
+            self.memory,
+            steps.max_num_batched_tokens,
+            steps.max_num_seqs,
+            steps.max_chunk_tokens,
+            MappingProxyType(table.service),
+            self.policy_memory,
+        )
 
     # -- the step
 
@@ -144,8 +165,8 @@ class Scheduler:
         return self._flight
 
     def _admit(self, plan: records.IterationPlan, now_ms: float) -> records.IterationPlan:
-        """Carry out the plan's intents; a session whose shared prefix changed meanwhile is left for the
-        next step.
+        """Carry out the plan's intents; a session whose shared prefix changed
+        meanwhile is left for the next step.
         """
         starts = {chunk.request_id: chunk.start for chunk in plan.chunks}
         for intent in plan.intents:
@@ -178,14 +199,19 @@ class Scheduler:
 
     def _resume(self, view: SessionView, ready_tokens: int, now_ms: float) -> None:
         receipt = resume.preservation_receipt(view, ready_tokens)
-        ticket = resume.issue_ticket(view, self.table.releases[view.request_id], receipt,
-                                     allocation_ready=True, stages_ready=view.ready)
+        ticket = resume.issue_ticket(
+            view,
+            self.table.releases[view.request_id],
+            receipt,
+            allocation_ready=True,
+            stages_ready=view.ready,
+        )
         self._record.resumed += 1
         self._observe("resumed", self.table.apply_entry(view.request_id, ready_tokens, ticket), now_ms)
 
     def _fit(self, plan: records.IterationPlan, now_ms: float) -> records.IterationPlan:
-        """Make room for every chunk: evict idle prefixes, then preempt; a victim in the plan is unwound
-        whole.
+        """Make room for every chunk: evict idle prefixes, then preempt; a
+        victim in the plan is unwound whole.
         """
         while True:
             rows, first = [], 0
@@ -251,11 +277,11 @@ class Scheduler:
             (self.cancel if what == "cancel" else self.preempt)(request_id, now_ms)
 
     def fail(self, failure: EngineFailure, now_ms: float) -> StepRecord:
-        """The engine broke off: its memory is in doubt, so every running session is suspended and the pool
-        cleared.
+        """The engine broke off: its memory is in doubt, so every running session is
+        suspended and the pool cleared.
 
-        A session in whose steps this happens ``MAX_ENGINE_FAILURES`` times while it gets no further ends
-        with a typed error.
+        A session in whose steps this happens ``MAX_ENGINE_FAILURES`` times while it gets no
+        further ends with a typed error.
         """
         flight, self._flight = self._flight, None
         require(flight is not None, "a failure without a step in flight", now_ms)

@@ -20,6 +20,7 @@ from scheduler.telemetry import StepRecord
 @dataclass(slots=True)
 class Residence:
     """Where one live session is: a sequence id per stage, and the prefix entry that it was shared from."""
+
     seq_ids: tuple[int, ...]
     entry: PrefixEntry | None
     keep_stops: tuple[int, ...]
@@ -34,16 +35,18 @@ class Memory:
         self.sharing = min(kinds, key=list(Sharing).index)
         self.model_digest = model_digest
         self.max_session_rows = min(limits.max_session_rows for limits in pools)
-        self.prefix = PrefixCache(sharing=self.sharing, block_tokens=steps.prefix_block_tokens,
-                                  max_entries=2 * steps.max_num_seqs)
+        self.prefix = PrefixCache(
+            sharing=self.sharing, block_tokens=steps.prefix_block_tokens, max_entries=2 * steps.max_num_seqs
+        )
         self.residences: dict[str, Residence] = {}
 
     # -- facts for policies
 
     def available_rows(self) -> int:
         """Rows that can still be written, evictable prefix entries counted once as available."""
-        return min(pool.num_available() + self._evictable(stage).bit_count()
-                   for stage, pool in enumerate(self.pools))
+        return min(
+            pool.num_available() + self._evictable(stage).bit_count() for stage, pool in enumerate(self.pools)
+        )
 
     def available_sequences(self) -> int:
         """Sessions that can still be opened. An evicted entry gives its id back at once, except in ordered
@@ -64,8 +67,10 @@ class Memory:
         entry, _ = self._hit(view)
         if entry is None or entry.users:
             return 0
-        return max((self._evictable(stage) & pool.owners[entry.seq_ids[stage]].mask).bit_count()
-                   for stage, pool in enumerate(self.pools))
+        return max(
+            (self._evictable(stage) & pool.owners[entry.seq_ids[stage]].mask).bit_count()
+            for stage, pool in enumerate(self.pools)
+        )
 
     def chunk_stop(self, view: SessionView, *, start: int, stop: int) -> int:
         """``stop``, or an earlier position at which a recurrent state must be kept."""
@@ -79,8 +84,8 @@ class Memory:
         return digest_chain(self.model_digest, view.request.prompt)
 
     def _hit(self, view: SessionView) -> tuple[PrefixEntry | None, int]:
-        """What a session would share if it entered now. A hit after which its rows would not fit is none:
-        in ordered pools they must lie above the shared ones, and the whole entry stops being evictable.
+        """What a session would share if it entered now. A hit after which its rows would not fit is none: in
+        ordered pools they must lie above the shared ones, and the whole entry stops being evictable.
         """
         if not self.prefix.entries:
             return None, 0
@@ -96,8 +101,11 @@ class Memory:
         """Cells of one stage that only idle prefix entries, other than ``keep``, own."""
         if not self.prefix.entries:
             return 0
-        idle_ids = {entry.seq_ids[stage] for entry in self.prefix.entries.values()
-                    if entry.users == 0 and entry is not keep}
+        idle_ids = {
+            entry.seq_ids[stage]
+            for entry in self.prefix.entries.values()
+            if entry.users == 0 and entry is not keep
+        }
         idle = busy = 0
         for seq_id, owner in self.pools[stage].owners.items():
             if seq_id in idle_ids:
@@ -124,8 +132,9 @@ class Memory:
         if entry is None:
             seq_ids = tuple(pool.open() for pool in self.pools)
         else:
-            seq_ids = tuple(pool.share(source, count) for pool,
-                            source in zip(self.pools, entry.seq_ids, strict=True))
+            seq_ids = tuple(
+                pool.share(source, count) for pool, source in zip(self.pools, entry.seq_ids, strict=True)
+            )
         chain = self._chain(view) if self.sharing is not Sharing.NONE else ()
         self.residences[view.request_id] = Residence(seq_ids, entry, self.prefix.keep_stops(chain))
         self.prefix.note_prompt(chain if self.sharing is Sharing.WHOLE_STATE else ())
@@ -140,16 +149,17 @@ class Memory:
             pool.retire(seq_id)
 
     def shorten(self, view: SessionView) -> int:
-        """Let go of a session's last rows, as few as leave it room above the rest for all that it may still
-        write; returns how many stay. 0 means that nothing was done: whole states cannot be cut, and a cut
-        needs an id.
+        """Let go of a session's last rows, as few as leave it room above the rest for all that it
+        may still write; returns how many stay. 0 means that nothing was done: whole states cannot
+        be cut, and a cut needs an id.
         """
         residence = self.residences[view.request_id]
         placed = list(zip(self.pools, residence.seq_ids, strict=True))
         if any(pool.limits.recurrent or not pool.ordered or not pool.free_ids for pool in self.pools):
             return 0
-        count = min(pool.rows_to_keep(seq_id, min(view.future_rows, pool.num_available())) for pool,
-                    seq_id in placed)
+        count = min(
+            pool.rows_to_keep(seq_id, min(view.future_rows, pool.num_available())) for pool, seq_id in placed
+        )
         if count:
             residence.seq_ids = tuple(pool.share(seq_id, count) for pool, seq_id in placed)
             for pool, seq_id in placed:
@@ -165,16 +175,25 @@ class Memory:
             return
         digests = self._chain(view)[:count]
         if not self.prefix.holds(digests) and self._make_room_for_entry(count):
-            self.prefix.insert(digests, tuple(pool.share(seq_id, count) for pool, seq_id
-                                              in zip(self.pools, residence.seq_ids, strict=True)))
+            self.prefix.insert(
+                digests,
+                tuple(
+                    pool.share(seq_id, count)
+                    for pool, seq_id in zip(self.pools, residence.seq_ids, strict=True)
+                ),
+            )
 
     def _make_room_for_entry(self, count: int) -> bool:
-        """Entries stay within their number and half the pool, and never take the last free id of a session.
+        """Entries stay within their number and half the pool, and never take
+        the last free id of a session.
         """
         half = min(pool.limits.num_cells for pool in self.pools) // 2
         resident = sum(entry.count for entry in self.prefix.entries.values())
-        while (len(self.prefix.entries) >= self.prefix.max_entries or resident + count > half
-               or self._free_ids() < 2):
+        while (
+            len(self.prefix.entries) >= self.prefix.max_entries
+            or resident + count > half
+            or self._free_ids() < 2
+        ):
             oldest = self.prefix.oldest_idle()
             if oldest is None or count > half:
                 return False
@@ -197,12 +216,13 @@ class Memory:
     # -- rows
 
     def place(self, chunks: Sequence[tuple[str, int, int]]) -> str | None:
-        """Reserve cells for (request id, first row, rows) in every stage: None, or who finds none and
-        nothing stays.
+        """Reserve cells for (request id, first row, rows) in every stage: None, or
+        who finds none and nothing stays.
         """
         for stage, pool in enumerate(self.pools):
-            blocked = pool.place([(self.residences[name].seq_ids[stage], first, rows)
-                                  for name, first, rows in chunks])
+            blocked = pool.place(
+                [(self.residences[name].seq_ids[stage], first, rows) for name, first, rows in chunks]
+            )
             if blocked is not None:
                 for other in self.pools:
                     other.undo()

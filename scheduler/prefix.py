@@ -1,9 +1,8 @@
-"""Resident prefixes: which leading tokens of a prompt are already in the pool, under which reserved
-sequence.
+"""Resident prefixes: which leading tokens of a prompt are already in the pool, under which reserved sequence.
 
-Identity is a digest chain over (model digest, token ids), so that equal digests mean equal tokens from
-position 0 on. The cache is a co-tenant of the pool: few entries, least recently used out first, never one
-in use.
+Identity is a digest chain over (model digest, token ids), so that equal digests mean equal
+tokens from position 0 on. The cache is a co-tenant of the pool: few entries, least recently
+used out first, never one in use.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ def digest_chain(model_digest: str, tokens: tuple[int, ...]) -> tuple[bytes, ...
     """``len(tokens)`` digests of 16 bytes; the i-th identifies the first i + 1 tokens under this model."""
     previous, chain = model_digest.encode(), []
     for token in tokens:
-        previous = hashlib.blake2b(previous + token.to_bytes(8, "little", signed=True),
-                                   digest_size=16).digest()
+        previous = hashlib.blake2b(
+            previous + token.to_bytes(8, "little", signed=True), digest_size=16
+        ).digest()
         chain.append(previous)
     return tuple(chain)
 
@@ -64,15 +64,16 @@ class PrefixCache:
         return self.entries[next(reversed(self._index[chain[count - 1]]))], count
 
     def keep_stops(self, chain: tuple[bytes, ...]) -> tuple[int, ...]:
-        """Positions at which this prompt's prefix is worth keeping, increasing. Positional: its end. A whole
-        state: the last block boundary before the end, and the last one inside what an earlier prompt had in
-        common with it.
+        """Positions at which this prompt's prefix is worth keeping, increasing. Positional: its end.
+        A whole state: the last block boundary before the end, and the last one inside what an
+        earlier prompt had in common with it.
         """
         if self.sharing is Sharing.POSITIONAL:
             return (len(chain),) if len(chain) >= self.block_tokens else ()
         common = next((n for n in range(len(chain) - 1, 0, -1) if chain[n - 1] in self._seen), 0)
-        stops = dict.fromkeys(limit // self.block_tokens * self.block_tokens
-                              for limit in (common, len(chain) - 1))
+        stops = dict.fromkeys(
+            limit // self.block_tokens * self.block_tokens for limit in (common, len(chain) - 1)
+        )
         return tuple(stop for stop in stops if stop > 0)
 
     def note_prompt(self, chain: tuple[bytes, ...]) -> None:

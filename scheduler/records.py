@@ -19,6 +19,7 @@ class SessionState(Enum):
     """Queues: RUNNING -> PREEMPT_PENDING -> SUSPENDED -> RUNNING, and each may end. RESUME_PENDING is for
     owners that get ready over several steps; rows that are recomputed are never awaited.
     """
+
     WAITING, RUNNING, PREEMPT_PENDING = "waiting", "running", "preempt_pending"
     SUSPENDED, RESUME_PENDING = "suspended", "resume_pending"
     FINISHED, CANCELLED, FAILED = "finished", "cancelled", "failed"
@@ -26,24 +27,28 @@ class SessionState(Enum):
 
 class Phase(Enum):
     """What an interval of a session is; derived from its counts, never given."""
+
     PREFILL, DECODE, REBUILD = "prefill", "decode", "rebuild"
 
 
 class FinishReason(Enum):
     """Why a session ended."""
+
     LENGTH, STOP, CANCELLED, FAILED = "length", "stop", "cancelled", "failed"
 
 
 class IntentKind(Enum):
     """What a plan asks the queues to do. DEFER only records that a session was considered and passed over."""
+
     ADMIT, RESUME, REJECT, PREEMPT, DEFER = "admit", "resume", "reject", "preempt", "defer"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Greedy when ``temperature`` is 0, else sampling keyed by (seed, session, position): never by batch
-    row. ``key`` stands for the session; empty, its request id does.
+    """Greedy when ``temperature`` is 0, else sampling keyed by (seed, session, position): never by batch row.
+    ``key`` stands for the session; empty, its request id does.
     """
+
     temperature: float = 0.0
     seed: int = 0
     top_k: int = 0
@@ -58,14 +63,17 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class ServiceLevel:
     """Latency objectives in ms, None for none: first token from arrival, then from emission to emission."""
+
     ttft_ms: float | None = None
     tbt_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One session's question, written by the caller. Holds no realised output length: that is hidden truth.
+    """One session's question, written by the caller. Holds no realised
+    output length: that is hidden truth.
     """
+
     request_id: str
     prompt: tuple[int, ...]
     max_tokens: int
@@ -92,6 +100,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class PolicyIdentity:
     """Name and version of the policy that made a plan."""
+
     policy_id: str
     version: int = 1
 
@@ -101,6 +110,7 @@ class SessionView:
     """One session as policies see it; replaced, never changed, by ``scheduler.sessions``. ``index`` numbers
     submissions; ``cached`` counts the tokens that were there at the last entry, without being computed.
     """
+
     request: Request
     index: int
     state: SessionState
@@ -140,8 +150,8 @@ class SessionView:
         return Phase.DECODE if self.emitted else Phase.PREFILL
 
     def limit_at(self, start: int) -> int:
-        """Where an interval from ``start`` must stop: the committed frontier, the prompt's end, or one row
-        on.
+        """Where an interval from ``start`` must stop: the committed frontier,
+        the prompt's end, or one row on.
         """
         if start < self.committed:
             return self.committed
@@ -151,6 +161,7 @@ class SessionView:
 @dataclass(frozen=True, slots=True)
 class SchedulerState:
     """What a policy sees: written by the loop, one per decision. The collections are read-only."""
+
     decision_id: int
     version: int
     now_ms: float
@@ -168,9 +179,10 @@ class SchedulerState:
 
 @dataclass(frozen=True, slots=True)
 class PlannedChunk:
-    """Half-open interval ``[start, stop)`` of one session's tokens, bound to the snapshot it was planned
-    from.
+    """Half-open interval ``[start, stop)`` of one session's tokens, bound to
+    the snapshot it was planned from.
     """
+
     request_id: str
     generation: int
     version: int
@@ -181,6 +193,7 @@ class PlannedChunk:
 @dataclass(frozen=True, slots=True)
 class QueueIntent:
     """A wish of the plan: intent is not release, and not admission."""
+
     kind: IntentKind
     request_id: str
     generation: int
@@ -190,6 +203,7 @@ class QueueIntent:
 @dataclass(frozen=True, slots=True)
 class BudgetLedger:
     """What the plan spends of the step's two budgets."""
+
     max_num_batched_tokens: int
     max_num_seqs: int
     num_tokens: int
@@ -199,6 +213,7 @@ class BudgetLedger:
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
     """Written by a policy: what one step should run. ``order`` holds one comparable key per chunk."""
+
     decision_id: int
     input_version: int
     policy: PolicyIdentity
@@ -210,6 +225,7 @@ class IterationPlan:
 
 class ChunkResult(NamedTuple):
     """What happened to one chunk: progress before and after, and the emitted token if there is one."""
+
     request_id: str
     generation: int
     epoch: int
@@ -220,9 +236,10 @@ class ChunkResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """Written by an engine. ``debits`` charges completed prefill and decode rows to clients, never a
-    rebuild.
+    """Written by an engine. ``debits`` charges completed prefill and decode
+    rows to clients, never a rebuild.
     """
+
     decision_id: int
     chunks: tuple[ChunkResult, ...]
     debits: Mapping[str, int]
@@ -233,6 +250,7 @@ class IterationResult:
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """Typed answer to a submission that is not accepted; ``retryable`` says whether waiting can help."""
+
     request_id: str
     reason: str
     retryable: bool
@@ -243,6 +261,7 @@ class Refusal:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """The end of an accepted session; exactly one per session."""
+
     request_id: str
     generation: int
     tokens: tuple[int, ...]

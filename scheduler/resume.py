@@ -1,5 +1,5 @@
-"""Preemption as a protocol: intent, release, preservation, ticket; bound by (request, generation, snapshot,
-epoch).
+"""Preemption as a protocol: intent, release, preservation, ticket; bound by
+(request, generation, snapshot, epoch).
 
 The epoch is monotone, so a receipt of an earlier suspension can never satisfy a later one (no ABA).
 """
@@ -15,12 +15,14 @@ from scheduler.records import SessionState, SessionView
 
 class Preservation(Enum):
     """What of the computed rows outlived the release."""
+
     EXACT, PARTIAL, RECOMPUTE, FAILED = "exact", "partial", "recompute", "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class SuspensionKey:
     """Binds every receipt to one suspension of one session."""
+
     request_id: str
     generation: int
     snapshot: int
@@ -30,12 +32,14 @@ class SuspensionKey:
 @dataclass(frozen=True, slots=True)
 class PreemptionIntent:
     """Release is wished, nothing is free yet."""
+
     key: SuspensionKey
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseReceipt:
     """Written by the memory: ``rows`` are available (``confirmed``), or the release is still pending."""
+
     key: SuspensionKey
     confirmed: bool
     rows: int
@@ -43,9 +47,10 @@ class ReleaseReceipt:
 
 @dataclass(frozen=True, slots=True)
 class PreservationReceipt:
-    """Written by the memory: the first ``ready_tokens`` rows can be had without computing them, once
-    promoted.
+    """Written by the memory: the first ``ready_tokens`` rows can be had without
+    computing them, once promoted.
     """
+
     key: SuspensionKey
     kind: Preservation
     ready_tokens: int
@@ -55,6 +60,7 @@ class PreservationReceipt:
 @dataclass(frozen=True, slots=True)
 class ResumeTicket:
     """Written on resume: rebuild exactly ``[ready_tokens, target_tokens)``, emit nothing, then go on."""
+
     key: SuspensionKey
     ready_tokens: int
     target_tokens: int
@@ -72,10 +78,16 @@ def preservation_receipt(view: SessionView, ready_tokens: int) -> PreservationRe
     return PreservationReceipt(suspension_key(view), kind, ready_tokens)
 
 
-def issue_ticket(view: SessionView, release: ReleaseReceipt, preservation: PreservationReceipt, *,
-                 allocation_ready: bool, stages_ready: bool) -> ResumeTicket:
-    """The conjunction that a resume needs. Raises ``IllegalTransition`` naming the first part that is
-    missing.
+def issue_ticket(
+    view: SessionView,
+    release: ReleaseReceipt,
+    preservation: PreservationReceipt,
+    *,
+    allocation_ready: bool,
+    stages_ready: bool,
+) -> ResumeTicket:
+    """The conjunction that a resume needs. Raises ``IllegalTransition`` naming
+    the first part that is missing.
 
     The target is the committed frontier: ``p + e - 1`` once a token was emitted, else what was computed of
     the prompt, or what others have computed of it meanwhile.

@@ -13,8 +13,8 @@ MAX_SPENT_GENERATIONS = 4096  # cancelled ids whose old generations are still re
 
 
 class SessionTable:
-    """Live sessions: their views, their queue, their output. An ended one leaves a ``Completion`` and is
-    forgotten.
+    """Live sessions: their views, their queue, their output. An ended one leaves a
+    ``Completion`` and is forgotten.
 
     Queues are ordered by entry; ``waiting`` gives its head in constant time however long it is.
     """
@@ -32,8 +32,8 @@ class SessionTable:
         self._next_generation: OrderedDict[str, int] = OrderedDict()
 
     def apply_submission(self, request: Request, now_ms: float) -> SessionView:
-        """A new waiting session. Raises ``IllegalTransition`` for an id that is live or a generation that
-        is spent.
+        """A new waiting session. Raises ``IllegalTransition`` for an id that is live
+        or a generation that is spent.
         """
         name = request.request_id
         require(name not in self.views, "request id is in use", name)
@@ -41,25 +41,51 @@ class SessionTable:
         self._submissions += 1
         self.outputs[name] = []
         self.waiting[name] = None
-        return self._put(SessionView(request, self._submissions - 1, SessionState.WAITING, 0, 0, 0, 0, 0, 0,
-                                     True, now_ms, None, None))
+        return self._put(
+            SessionView(
+                request,
+                self._submissions - 1,
+                SessionState.WAITING,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                True,
+                now_ms,
+                None,
+                None,
+            )
+        )
 
     def apply_entry(self, name: str, cached: int, ticket: ResumeTicket | None) -> SessionView:
-        """WAITING or SUSPENDED -> RUNNING with ``cached`` rows there; a resume needs the ticket of its
-        epoch.
+        """WAITING or SUSPENDED -> RUNNING with ``cached`` rows there; a resume
+        needs the ticket of its epoch.
         """
         view = self.views[name]
         if view.state is SessionState.SUSPENDED:
-            require(ticket is not None and (ticket.key.request_id, ticket.key.epoch) == (name, view.epoch),
-                    f"resume without the ticket of epoch {view.epoch}", name)
+            require(
+                ticket is not None and (ticket.key.request_id, ticket.key.epoch) == (name, view.epoch),
+                f"resume without the ticket of epoch {view.epoch}",
+                name,
+            )
             require(ticket.ready_tokens == cached, f"the ticket is not for {cached} rows", ticket)
             del self.suspended[name], self.releases[name]
         else:
             require(view.state is SessionState.WAITING, "entry of a session that does not wait", view)
             del self.waiting[name]
         self.running[name] = None
-        return self._put(replace(view, state=SessionState.RUNNING, computed=cached, cached=cached,
-                                 committed=max(view.committed, cached), version=view.version + 1))
+        return self._put(
+            replace(
+                view,
+                state=SessionState.RUNNING,
+                computed=cached,
+                cached=cached,
+                committed=max(view.committed, cached),
+                version=view.version + 1,
+            )
+        )
 
     def apply_ready(self, name: str, ready: bool) -> None:
         """A foreign owner (a stage, a layer loader) says whether the session's next work can run."""
@@ -78,9 +104,23 @@ class SessionTable:
             client = view.request.client_id
             self.service[client] = self.service.get(client, 0) + computed - item.before
         committed = max(view.committed, computed)
-        return self._put(SessionView(view.request, view.index, view.state, emitted, computed, committed,
-                                     view.cached, view.version + 1, view.epoch, view.ready,
-                                     view.submitted_ms, first, last))
+        return self._put(
+            SessionView(
+                view.request,
+                view.index,
+                view.state,
+                emitted,
+                computed,
+                committed,
+                view.cached,
+                view.version + 1,
+                view.epoch,
+                view.ready,
+                view.submitted_ms,
+                first,
+                last,
+            )
+        )
 
     def apply_preemption(self, intent: PreemptionIntent) -> SessionView:
         """RUNNING -> PREEMPT_PENDING: nothing is free yet, and late results of the old epoch are void."""
@@ -88,8 +128,9 @@ class SessionTable:
         running = view.state is SessionState.RUNNING and intent.key.epoch == view.epoch
         require(running, "preemption of what does not run", intent)
         del self.running[view.request_id]
-        return self._put(replace(view, state=SessionState.PREEMPT_PENDING, epoch=view.epoch + 1,
-                                 version=view.version + 1))
+        return self._put(
+            replace(view, state=SessionState.PREEMPT_PENDING, epoch=view.epoch + 1, version=view.version + 1)
+        )
 
     def apply_release(self, receipt: ReleaseReceipt) -> SessionView:
         """PREEMPT_PENDING -> SUSPENDED by a confirmed release of this epoch."""
@@ -98,8 +139,9 @@ class SessionTable:
         require(pending and receipt.confirmed, "release that does not match the suspension", receipt)
         self.releases[view.request_id] = receipt
         self.suspended[view.request_id] = None
-        return self._put(replace(view, state=SessionState.SUSPENDED, computed=0, cached=0,
-                                 version=view.version + 1))
+        return self._put(
+            replace(view, state=SessionState.SUSPENDED, computed=0, cached=0, version=view.version + 1)
+        )
 
     def apply_end(self, name: str, reason: FinishReason, error: str = "") -> None:
         """Any live state -> its terminal one; exactly one completion per accepted session."""

@@ -4,15 +4,43 @@ from __future__ import annotations
 
 import json
 
-GAUGES = ("step", "now_ms", "running", "waiting", "suspended", "cells_used", "cells_available",
-          "cells_shared", "cells_retired", "ids_retired", "slots_used")
-COUNTERS = ("admitted", "preempted", "resumed", "cancelled", "refused", "finished", "failed",
-            "prefill_tokens", "decode_tokens", "recompute_tokens", "prefix_hits", "prefix_misses",
-            "prefix_tokens_saved", "calls", "engine_failures", "step_ms", "engine_ms")
+GAUGES = (
+    "step",
+    "now_ms",
+    "running",
+    "waiting",
+    "suspended",
+    "cells_used",
+    "cells_available",
+    "cells_shared",
+    "cells_retired",
+    "ids_retired",
+    "slots_used",
+)
+COUNTERS = (
+    "admitted",
+    "preempted",
+    "resumed",
+    "cancelled",
+    "refused",
+    "finished",
+    "failed",
+    "prefill_tokens",
+    "decode_tokens",
+    "recompute_tokens",
+    "prefix_hits",
+    "prefix_misses",
+    "prefix_tokens_saved",
+    "calls",
+    "engine_failures",
+    "step_ms",
+    "engine_ms",
+)
 
 
 class StepRecord:
     """What one step did: gauges at its launch or end, counts of events, rows (``*_tokens``) computed."""
+
     __slots__ = GAUGES + COUNTERS
 
     def __init__(self) -> None:

@@ -39,8 +39,9 @@ class Margins:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutoverOptions:
-    """What is measured. ``curve`` are the concurrencies of the scaling curve, ``target`` the one of the main
-    rows."""
+    """What is measured. ``curve`` are the concurrencies of the scaling curve,
+    ``target`` the one of the main rows.
+    """
 
     target: int = 32
     curve: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
@@ -107,7 +108,7 @@ class Cutover:
         finally:
             self.served.close()
 
-    # -- measuring -------------------------------------------------------------------------------------------
+    # -- measuring
 
     def _workload(self, name: str, lengths: Lengths, count: int, shape: PrefixShape) -> Workload:
         return Workload(name=name, lengths=lengths, num_prompts=count, shape=shape, seed=self.options.seed)
@@ -139,7 +140,7 @@ class Cutover:
             pairs.append((first, second) if number % 2 == 0 else (second, first))
         return pairs
 
-    # -- rows ------------------------------------------------------------------------------------------------
+    # -- rows
 
     def _target_rows(self) -> list[GateRow]:
         options, margins, model = self.options, self.options.margins, self.settings.model
@@ -207,8 +208,9 @@ class Cutover:
         return rows
 
     def _prefix_row(self) -> GateRow:
-        """Time to first token with and without sharing; a recurrent family restores a state and has its own
-        margin."""
+        """Time to first token with and without sharing; a recurrent family restores
+        a state and has its own margin.
+        """
         options, margins = self.options, self.options.margins
         recurrent = self.served.family.is_hybrid
         workload = self._workload(
@@ -262,8 +264,9 @@ def overload_row(model: str, run: BenchRun) -> GateRow:
 
 
 def median_ratio(pairs: list[tuple[dict[str, Any], dict[str, Any]]], name: str) -> float | None:
-    """Median over pairs of new over old; None where a side has no number, or failed requests. Nothing over
-    nothing is 1."""
+    """Median over pairs of new over old; None where a side has no number, or failed
+    requests. Nothing over nothing is 1.
+    """
     ratios = []
     for old, new in pairs:
         if old.get(name) is None or new.get(name) is None or old.get("failed") or new.get("failed"):

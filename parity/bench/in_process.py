@@ -35,7 +35,8 @@ class _Live:
 
 class InProcessDriver:
     """One run of a list of jobs on an idle engine; make another for another run. ``policy`` and
-    ``prefix_cache`` replace those of the served model; ``recorder`` executes in place of its engine."""
+    ``prefix_cache`` replace those of the served model; ``recorder`` executes in place of its engine.
+    """
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class InProcessDriver:
         self._gauges = {"peak_rss_bytes": 0, "peak_running": 0}
         self._kv_bytes = self._kv_sessions = 0
 
-    # -- loops -----------------------------------------------------------------------------------------------
+    # -- loops
 
     def run_closed(self, jobs: list[Job], *, concurrency: int) -> BenchRun:
         """``concurrency`` requests at any time; a conversation keeps its place until its last turn."""
@@ -77,8 +78,9 @@ class InProcessDriver:
     def run_open(
         self, jobs: list[Job], *, times_s: list[float], max_concurrency: int | None = None
     ) -> BenchRun:
-        """Jobs at their times, however many are under way; with ``max_concurrency`` the rest waits at the
-        client."""
+        """Jobs at their times, however many are under way; with
+        ``max_concurrency`` the rest waits at the client.
+        """
         waiting: deque[tuple[float, Job]] = deque(zip(times_s, jobs, strict=True))
         self._begin()
         while waiting or self._live:
@@ -95,7 +97,7 @@ class InProcessDriver:
                 time.sleep(max(0.0, waiting[0][0] - self._now()))
         return self._end()
 
-    # -- parts -----------------------------------------------------------------------------------------------
+    # -- parts
 
     def _begin(self) -> None:
         pool = self.served.engine.pool
@@ -183,8 +185,9 @@ class InProcessDriver:
         return live.job.following(live.tokens)
 
     def _gauge(self, running: int) -> None:
-        """Memory in use: resident set of the process, and what live sessions hold (idle prefixes not
-        counted)."""
+        """Memory in use: resident set of the process, and what live sessions
+        hold (idle prefixes not counted).
+        """
         gauges, served, memory = self._gauges, self.served, self._scheduler.memory
         gauges["peak_rss_bytes"] = max(gauges["peak_rss_bytes"], self._process.memory_info().rss)
         gauges["peak_running"] = max(gauges["peak_running"], running)

@@ -17,7 +17,8 @@ from parity.errors import UsageError
 
 class HttpDriver:
     """Sends jobs to ``url`` as token prompts. A server that gives no token ids counts chunks as tokens,
-    unless its usage says otherwise; the turns of a conversation then go on without the output."""
+    unless its usage says otherwise; the turns of a conversation then go on without the output.
+    """
 
     def __init__(self, url: str, model: str, *, api_key: str = "", timeout_s: float = 600.0) -> None:
         self._url = url.rstrip("/").removesuffix("/v1")
@@ -126,8 +127,9 @@ class HttpDriver:
 
 
 def _spread(times_s: list[float], count: int) -> list[float]:
-    """Arrival times for ``count`` tokens where only chunks were seen: tokens without a chunk came with the
-    last."""
+    """Arrival times for ``count`` tokens where only chunks were seen: tokens
+    without a chunk came with the last.
+    """
     return times_s[:count] if count <= len(times_s) else times_s + times_s[-1:] * (count - len(times_s))
 
 

@@ -1,5 +1,6 @@
-"""Side by side in one run, alternating: ours against raw calls, against other layouts, and against
-llama-server."""
+"""Side by side in one run, alternating: ours against raw calls, against other
+layouts, and against llama-server.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ START_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRow:
-    """Ours against one peer: tokens/s of both as medians, and the median of the pairs' ratios (ours over
-    peer)."""
+    """Ours against one peer: tokens/s of both as medians, and the median of the
+    pairs' ratios (ours over peer).
+    """
 
     model: str
     peer: str
@@ -46,8 +48,9 @@ class PeerRow:
 
 
 def tokens_per_s(run: BenchRun) -> float:
-    """Output tokens per second; raises ``UsageError`` when a request failed, because then rates mean
-    nothing."""
+    """Output tokens per second; raises ``UsageError`` when a request failed,
+    because then rates mean nothing.
+    """
     failed = [record for record in run.requests if not record.is_complete]
     if failed:
         raise UsageError(f"{len(failed)} of {len(run.requests)} requests failed", why=failed[0].error)
@@ -89,7 +92,7 @@ def alternate(count: int, ours: Callable[[], float], peer: Callable[[], float]) 
     return pairs
 
 
-# -- raw llama_decode ----------------------------------------------------------------------------------------
+# -- raw llama_decode
 
 
 def raw_row(
@@ -120,7 +123,7 @@ def raw_row(
     )
 
 
-# -- layouts -------------------------------------------------------------------------------------------------
+# -- layouts
 
 LAYOUTS: dict[str, tuple[Layout, bool | None]] = {
     "stock, flash attention": (Layout.STOCK, True),
@@ -176,7 +179,7 @@ def price_rows(
     return rows
 
 
-# -- servers -------------------------------------------------------------------------------------------------
+# -- servers
 
 
 def free_port() -> int:
@@ -223,8 +226,9 @@ def _is_healthy(url: str) -> bool:
 
 
 def llama_server_command(binary: Path, settings: EngineSettings, port: int) -> list[str]:
-    """llama-server with the same model, threads, context, slots and KV type; prompts are cached as by
-    default."""
+    """llama-server with the same model, threads, context, slots and KV type;
+    prompts are cached as by default.
+    """
     return [
         str(binary),
         "-m",

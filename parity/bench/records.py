@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 class RequestRecord:
     """Times of one request in seconds from the run's start; one time per arrival of tokens at the client.
 
-    Where a server sends several tokens in one chunk, they arrive together: ``token_times_s`` then repeats a
-    time. ``error`` is set for a request that did not end as asked. ``turn`` counts within a conversation,
-    from 0.
+    Where a server sends several tokens in one chunk, they arrive together: ``token_times_s`` then
+    repeats a time. ``error`` is set for a request that did not end as asked. ``turn`` counts
+    within a conversation, from 0.
     """
 
     index: int

@@ -25,9 +25,10 @@ class RecordedCall:
 
 
 class CallRecorder:
-    """Stands in front of an engine and keeps what passes: ``calls`` holds a run's calls in order. Operations
-    that the scheduler applies between steps are kept as a call without rows: without them the pool would fill
-    up."""
+    """Stands in front of an engine and keeps what passes: ``calls`` holds a run's calls in
+    order. Operations that the scheduler applies between steps are kept as a call without rows:
+    without them the pool would fill up.
+    """
 
     def __init__(self, engine: LlamaEngine) -> None:
         self._engine = engine

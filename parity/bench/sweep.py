@@ -1,5 +1,6 @@
-"""A sweep: many points of one target, each kept as a file, so that an interrupted sweep goes on where it
-was."""
+"""A sweep: many points of one target, each kept as a file, so that an
+interrupted sweep goes on where it was.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +58,9 @@ def run_point(point: Point, driver: Driver) -> BenchRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """What is computed and kept. ``target`` identifies what was measured: results of another target are not
-    reused."""
+    """What is computed and kept. ``target`` identifies what was measured: results of
+    another target are not reused.
+    """
 
     target: dict[str, Any]
     goodput: Goodput

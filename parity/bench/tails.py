@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 
 def needed_samples(percent: float) -> int:
-    """Values that a percentile needs so that at least one lies at or above it: 2 for p50, 20 for p95, 100 for
-    p99."""
+    """Values that a percentile needs so that at least one lies at or above it: 2
+    for p50, 20 for p95, 100 for p99.
+    """
     return max(2, math.ceil(100 / (100 - percent) - 1e-9)) if percent < 100 else 2
 
 

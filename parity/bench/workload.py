@@ -71,7 +71,8 @@ class Job:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """What is sent. ``SHARED_FRACTION`` of each prompt is the same in shape ``shared``; ``turns`` per
-    conversation in shape ``multi-turn``, where ``num_prompts`` counts requests, not conversations."""
+    conversation in shape ``multi-turn``, where ``num_prompts`` counts requests, not conversations.
+    """
 
     name: str
     lengths: Lengths
@@ -110,7 +111,8 @@ class Workload:
 
 def arrival_times(count: int, *, request_rate: float, burstiness: float, seed: int) -> list[float]:
     """Send times in seconds from the start: gaps from a gamma distribution of shape ``burstiness`` and mean
-    ``1 / request_rate``, as in ``vllm bench serve``; 1 is a Poisson process, below 1 bursty, above 1 even."""
+    ``1 / request_rate``, as in ``vllm bench serve``; 1 is a Poisson process, below 1 bursty, above 1 even.
+    """
     if request_rate <= 0 or burstiness <= 0:
         raise UsageError(
             "request rate and burstiness must be above 0", why=f"{request_rate:g} and {burstiness:g}"

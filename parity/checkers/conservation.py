@@ -28,6 +28,4 @@ def check_cells(pool: CellPool) -> None:
         raise AssertionError(f"cells lost or doubled: {bin(pool.everything ^ live ^ pool.available)}")
     ids = len(pool.owners) + len(pool.retired_left) + len(pool.free_ids) + pool.first_cell
     if ids != pool.limits.num_sequences or len(pool.retired) != sum(pool.retired_left.values()):
-        raise AssertionError(
-            f"{ids} ids for {pool.limits.num_sequences}, {len(pool.retired)} retired cells"
-        )
+        raise AssertionError(f"{ids} ids for {pool.limits.num_sequences}, {len(pool.retired)} retired cells")

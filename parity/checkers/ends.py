@@ -20,7 +20,8 @@ ENGINE_FAULTS = frozenset(
 
 def check_ends(run: Run) -> list[str]:
     """One sentence per rule that the history breaks: tokens after a cancel, unexplained failures, errors
-    without text, sessions tried for ever."""
+    without text, sessions tried for ever.
+    """
     rules = (_tokens_after_cancel, _unexplained_failures, _untyped_errors, _tried_again)
     return [problem for rule in rules for problem in rule(run)]
 
@@ -47,8 +48,9 @@ def _tokens_after_cancel(run: Run) -> list[str]:
 
 
 def _unexplained_failures(run: Run) -> list[str]:
-    """The engine breaks off only where a fault was injected: overload never reaches the caller as a failed
-    decode."""
+    """The engine breaks off only where a fault was injected: overload never reaches
+    the caller as a failed decode.
+    """
     failed = sum(record.engine_failures for record in run.records)
     injected = sum(fault.kind in ENGINE_FAULTS for fault in run.fired)
     lost = any(
@@ -76,8 +78,10 @@ def _tried_again(run: Run) -> list[str]:
             for chunk in step.flight.plan.chunks:
                 failures[chunk.request_id] = failures.get(chunk.request_id, 0) + 1
                 if failures[chunk.request_id] > MAX_ENGINE_FAILURES:
-                    return [f"ends: {chunk.request_id} was tried again at step {step.step} after "
-                            f"{MAX_ENGINE_FAILURES} failed steps without a new row"]
+                    return [
+                        f"ends: {chunk.request_id} was tried again at step {step.step} after "
+                        f"{MAX_ENGINE_FAILURES} failed steps without a new row"
+                    ]
             continue
         for item in step.result.chunks:
             if item.after > step.flight.views[item.request_id].committed:

@@ -23,8 +23,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Identity of one session: ``step`` is its first token whose logits (bits) or id (bytes) differ, or
-    None."""
+    """Identity of one session: ``step`` is its first token whose logits (bits)
+    or id (bytes) differ, or None.
+    """
 
     session: int
     bits_step: int | None
@@ -73,8 +74,9 @@ def explain_divergence(
     margin: float,
     distance: Callable[[int, int], float],
 ) -> Divergence:
-    """Evidence for the first differing step: neighbours in that batch, chunk boundaries so far, cells of the
-    session."""
+    """Evidence for the first differing step: neighbours in that batch, chunk
+    boundaries so far, cells of the session.
+    """
     session = comparison.session
     steps = [step for step in (comparison.bits_step, comparison.bytes_step) if step is not None]
     step = min(steps)

@@ -33,10 +33,10 @@ def logit_distance(left: np.ndarray, right: np.ndarray) -> float:
 def is_noise(distance: float, reference: np.ndarray, others: Sequence[float]) -> bool:
     """Whether the first difference of a session is rounding: its row moved about as far as rows usually move.
 
-    ``others`` are distances of other sessions' rows: measured against its own, any row is usual.
-    The first difference is judged, not the one at the changed token: rounding is carried on and amplified (an
-    expert chosen otherwise moves a row by far more), while a wrong row or a foreign state is large from its
-    first step.
+    ``others`` are distances of other sessions' rows: measured against its own, any row is usual. The
+    first difference is judged, not the one at the changed token: rounding is carried on and
+    amplified (an expert chosen otherwise moves a row by far more), while a wrong row or a foreign
+    state is large from its first step.
     """
     usual = float(np.quantile(others, 0.99)) if others else 0.0
     spread = float(reference.std())
@@ -45,7 +45,8 @@ def is_noise(distance: float, reference: np.ndarray, others: Sequence[float]) ->
 
 def explain_change(first: float, margin: float, *, is_rounding: bool) -> Change:
     """Class of a changed token: ``first`` is how far the session's first differing row moved, ``margin`` how
-    far the best token leads where the token changed."""
+    far the best token leads where the token changed.
+    """
     if not is_rounding:
         return Change.UNEXPLAINED
     return Change.NEAR_TIE if margin <= 2 * first else Change.CARRIED_ON

@@ -1,5 +1,6 @@
-"""What every policy owes whatever its name: logical plans, no hidden truth, original clocks, only completed
-service."""
+"""What every policy owes whatever its name: logical plans, no hidden truth, original
+clocks, only completed service.
+"""
 
 from __future__ import annotations
 
@@ -104,9 +105,7 @@ def check_original_ages(run: Run, quantum_ms: float) -> list[str]:
     return _check_keys(
         run,
         1,
-        lambda view, now_ms, _: (
-            view.request.priority - int((now_ms - view.request.arrival_ms) // quantum_ms)
-        ),
+        lambda view, now_ms, _: view.request.priority - int((now_ms - view.request.arrival_ms) // quantum_ms),
     )
 
 

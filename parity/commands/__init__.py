@@ -1,2 +1,3 @@
-"""One module per subcommand of ``parity``; each exposes a click command named ``command`` that returns an
-exit code."""
+"""One module per subcommand of ``parity``; each exposes a click command named
+``command`` that returns an exit code.
+"""

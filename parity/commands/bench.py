@@ -1,5 +1,6 @@
-"""``parity bench``: throughput, latency and goodput of the scheduler in this process, or of a server over
-HTTP."""
+"""``parity bench``: throughput, latency and goodput of the scheduler in this
+process, or of a server over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -98,8 +99,8 @@ def command(
 ) -> ExitCode:
     """Measure MODEL. Percentiles that a sample cannot carry are left empty, never guessed.
 
-    Exit code 0: every request was served, 1: some failed, and the numbers are those of the others, 2: at some
-    point none was served.
+    Exit code 0: every request was served, 1: some failed, and the numbers are those of the others, 2:
+    at some point none was served.
     """
     points = make_points(options)
     settings = settings_from(model, {name: options[name] for name in ENGINE_NAMES})

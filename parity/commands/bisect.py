@@ -1,4 +1,5 @@
-"""``parity bisect FILE``: which neighbours a failing case needs, the first bad step, and the kind of fault.
+"""``parity bisect FILE``: which neighbours a failing case needs, the first
+bad step, and the kind of fault.
 """
 
 from __future__ import annotations

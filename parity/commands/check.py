@@ -1,5 +1,6 @@
-"""``parity check``: the main job. Generated cases per family and layout, a table, one verdict line, JSON on
-request."""
+"""``parity check``: the main job. Generated cases per family and layout, a table, one
+verdict line, JSON on request.
+"""
 
 from __future__ import annotations
 
@@ -129,8 +130,9 @@ def command(
 
 
 def choose_families(families: tuple[str, ...], model: str | None) -> list[str]:
-    """Families to check; a model decides its own. Raises ``UsageError`` for an unknown or contradictory
-    choice."""
+    """Families to check; a model decides its own. Raises ``UsageError`` for an
+    unknown or contradictory choice.
+    """
     for name in families:
         load_family(name)
     if model is None:

@@ -95,8 +95,8 @@ def command(
     json_path: Path | None,
     **options: Any,
 ) -> ExitCode:
-    """Correct first, then fast: measure MODELs (default: the tiny model of every family) against the single
-    lane.
+    """Correct first, then fast: measure MODELs (default: the tiny model of every
+    family) against the single lane.
 
     Exit code 0: every model passes, 1: a row fails, 2: a row could not be measured.
     """

@@ -1,5 +1,6 @@
-"""``parity doctor``: which numerics profiles are exact for a model on this CPU and build, and what each
-costs."""
+"""``parity doctor``: which numerics profiles are exact for a model on this CPU
+and build, and what each costs.
+"""
 
 from __future__ import annotations
 

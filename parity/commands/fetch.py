@@ -50,8 +50,8 @@ from parity.models.unavailable import Unavailable
 def command(families: tuple[str, ...], frozen: bool, confirm: bool, manifests: Path | None) -> ExitCode:
     """Download the families' real models from the Hub: pinned, resumed, verified, once.
 
-    Honours HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE. A file that is in the Hub's cache is verified
-    and not fetched again.
+    Honours HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE. A file that is in the Hub's cache is
+    verified and not fetched again.
     """
     source = RowSource.PACKAGE if confirm else RowSource.HUB
     rows = [

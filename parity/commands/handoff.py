@@ -1,5 +1,5 @@
-"""``parity handoff``: what handing hidden states from stage to stage costs, beside the unsplit model in the
-same run.
+"""``parity handoff``: what handing hidden states from stage to stage costs, beside the
+unsplit model in the same run.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ PROMPT_TOKENS, OUTPUT_TOKENS = 32, 24
 class HandoffCost:
     """One way to run a workload. Times are medians over rounds, of the engine alone.
 
-    ``us_per_token`` is engine time per computed row; ``ratio`` that of the unsplit model divided by it
-    (1.0: as fast); ``handoff_us`` the extra time per token and hand-off, None for the unsplit model.
+    ``us_per_token`` is engine time per computed row; ``ratio`` that of the unsplit model divided by it (1.0:
+    as fast); ``handoff_us`` the extra time per token and hand-off, None for the unsplit model.
     """
 
     model: str

@@ -99,8 +99,9 @@ def shrink_all(names: Sequence[str]) -> ExitCode:
 
 
 def select_trials(mutant: Mutant, *, family: str | None = None, fast: bool = False) -> tuple[Trial, ...]:
-    """Trials to run: of one family, and in the fast form one on llama.cpp only where the exact engine has
-    none."""
+    """Trials to run: of one family, and in the fast form one on llama.cpp only
+    where the exact engine has none.
+    """
     trials = tuple(trial for trial in mutant.trials if family is None or trial.family == family)
     if not fast:
         return trials

@@ -1,5 +1,6 @@
-"""``parity policies``: the contract of every policy; with --check, whether each keeps it. Nothing is
-ranked."""
+"""``parity policies``: the contract of every policy; with --check, whether
+each keeps it. Nothing is ranked.
+"""
 
 from __future__ import annotations
 
@@ -153,8 +154,9 @@ def show(rows: dict[str, Cells]) -> ExitCode:
 
 
 def cell_text(column: str, cell: tuple[Verdict, str] | None) -> str:
-    """One cell: the verdict, with the count or the family where there is one; "-": there is nothing of it
-    to check."""
+    """One cell: the verdict, with the count or the family where there is one; "-":
+    there is nothing of it to check.
+    """
     if cell is None:
         return "-"
     verdict, said = cell

@@ -48,8 +48,8 @@ def command(file: Path, out: Path, engine: str | None, policy: str | None) -> Ex
 
 
 def look(case: Case, engine: str | None) -> TraceView:
-    """Run a case on the engine asked for; without a wish, on llama.cpp unless its model or library is
-    missing.
+    """Run a case on the engine asked for; without a wish, on llama.cpp unless
+    its model or library is missing.
     """
     if engine is not None:
         return ENGINES[engine](case)

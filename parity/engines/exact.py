@@ -6,8 +6,8 @@ where cells are shared), a window sees the last few positions, a recurrent state
 sequence. The next token is a digest of exactly that. So one missing, stale, foreign or misplaced cell
 changes the token with near certainty.
 
-Placement, refusals and aborts follow llama.cpp (llama-kv-cache.cpp, llama-memory-recurrent.cpp,
-llama-batch.cpp).
+Placement, refusals and aborts follow llama.cpp (llama-kv-cache.cpp,
+llama-memory-recurrent.cpp, llama-batch.cpp).
 """
 
 from __future__ import annotations
@@ -53,20 +53,27 @@ class ExactEngine:
     where it would end the process.
     """
 
-    def __init__(self, limits: Sequence[PoolLimits], model: ExactModel | None = None, *,
-                 stops: Mapping[str, tuple[int, int]] | None = None,
-                 duration_ms: Callable[[Batch], float] | None = None) -> None:
+    def __init__(
+        self,
+        limits: Sequence[PoolLimits],
+        model: ExactModel | None = None,
+        *,
+        stops: Mapping[str, tuple[int, int]] | None = None,
+        duration_ms: Callable[[Batch], float] | None = None,
+    ) -> None:
         self.limits = tuple(limits)
         self.model = ExactModel(recurrent=any(pool.recurrent for pool in limits)) if model is None else model
         self.stops = {} if stops is None else stops
         self.duration_ms = duration_ms
-        self.pools = tuple(ExactPool(pool, window=self.model.window, salt=_salt(self.model, stage))
-                           for stage, pool in enumerate(self.limits))
+        self.pools = tuple(
+            ExactPool(pool, window=self.model.window, salt=_salt(self.model, stage))
+            for stage, pool in enumerate(self.limits)
+        )
         self._failing_call: int | None = None
 
     def fail_next(self, call: int = 0) -> None:
-        """Make the next step fail at its native call number ``call`` (stages counted on), after the calls
-        before it.
+        """Make the next step fail at its native call number ``call`` (stages counted
+        on), after the calls before it.
         """
         self._failing_call = call
 
@@ -84,8 +91,10 @@ class ExactEngine:
             if None in computed:
                 raise EngineFailure(f"batch row {computed.index(None)} is in no call")
             hidden = computed
-        tokens = [self._sample(hidden[sample.row], sample.request_id, sample.position, sample.sampling)
-                  for sample in batch.samples]
+        tokens = [
+            self._sample(hidden[sample.row], sample.request_id, sample.position, sample.sampling)
+            for sample in batch.samples
+        ]
         finished_ms = now_ms if self.duration_ms is None else now_ms + self.duration_ms(batch)
         return completed_result(plan, batch, tokens, started_ms=now_ms, finished_ms=finished_ms)
 
@@ -102,8 +111,9 @@ class ExactEngine:
         return next_token(self.model, digest, request_id, position, sampling)
 
 
-def _run_call(pool: ExactPool, call: Call, hidden: Sequence[int], positions: Sequence[int],
-              computed: list[int | None]) -> None:
+def _run_call(
+    pool: ExactPool, call: Call, hidden: Sequence[int], positions: Sequence[int], computed: list[int | None]
+) -> None:
     for op in call.ops:
         pool.apply(op)
     if pool.limits.pads and len(call.rows) == 1 and call.rows[0] != PAD_ROW:
@@ -121,8 +131,9 @@ def _run_call(pool: ExactPool, call: Call, hidden: Sequence[int], positions: Seq
             computed[row] = digest
 
 
-def next_token(model: ExactModel, digest: int, request_id: str, position: int,
-               sampling: SamplingParams) -> int:
+def next_token(
+    model: ExactModel, digest: int, request_id: str, position: int, sampling: SamplingParams
+) -> int:
     """The token for a row's digest: greedy, or keyed by (seed, session, position)."""
     if sampling.temperature:
         digest = hash((digest, sampling.seed, _name_digest(sampling.key or request_id), position))
@@ -130,26 +141,39 @@ def next_token(model: ExactModel, digest: int, request_id: str, position: int,
 
 
 def hidden_stops(sessions: Sequence[Session]) -> dict[str, tuple[int, int]]:
-    """``stops`` of an engine for a case's sessions: the stop token comes as output number
-    ``hidden_output_tokens``.
+    """``stops`` of an engine for a case's sessions: the stop token comes as output
+    number ``hidden_output_tokens``.
     """
     stops = {}
     for index, session in enumerate(sessions):
         if session.hidden_output_tokens is None:
             continue
         if not session.stop_token_ids:
-            raise UsageError(f"session {index} has a hidden output length but no stop token", where="case",
-                             todo="give it stop_token_ids")
-        stops[f"s{index}"] = (len(session.prompt) + session.hidden_output_tokens - 1,
-                              session.stop_token_ids[0])
+            raise UsageError(
+                f"session {index} has a hidden output length but no stop token",
+                where="case",
+                todo="give it stop_token_ids",
+            )
+        stops[f"s{index}"] = (
+            len(session.prompt) + session.hidden_output_tokens - 1,
+            session.stop_token_ids[0],
+        )
     return stops
 
 
-def expected_tokens(model: ExactModel, prompt: Sequence[int], max_tokens: int, *, request_id: str = "s0",
-                    sampling: SamplingParams | None = None, stop_token_ids: Sequence[int] = (),
-                    stop: tuple[int, int] | None = None, stages: int = 1) -> tuple[int, ...]:
-    """What a session alone answers: the oracle, by the definition and without cells, calls, chunks or a
-    scheduler.
+def expected_tokens(
+    model: ExactModel,
+    prompt: Sequence[int],
+    max_tokens: int,
+    *,
+    request_id: str = "s0",
+    sampling: SamplingParams | None = None,
+    stop_token_ids: Sequence[int] = (),
+    stop: tuple[int, int] | None = None,
+    stages: int = 1,
+) -> tuple[int, ...]:
+    """What a session alone answers: the oracle, by the definition and without
+    cells, calls, chunks or a scheduler.
     """
     sampling = SamplingParams() if sampling is None else sampling
     contents: list[list[int]] = [[] for _ in range(stages)]
@@ -160,7 +184,7 @@ def expected_tokens(model: ExactModel, prompt: Sequence[int], max_tokens: int, *
         for stage in range(stages):
             seen = 0
             if model.window is not None:
-                for content in contents[stage][max(position + 1 - model.window, 0):]:
+                for content in contents[stage][max(position + 1 - model.window, 0) :]:
                     seen = (seen * BASE + content) % MODULUS
             content = hash((_salt(model, stage), value, position, folds[stage], seen, states[stage]))
             contents[stage].append(content)

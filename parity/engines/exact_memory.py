@@ -1,5 +1,5 @@
-"""The exact engine's memory: cells, sequences and recurrent states of one context, with llama.cpp's rules
-and no floats.
+"""The exact engine's memory: cells, sequences and recurrent states of one context, with
+llama.cpp's rules and no floats.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ Row = tuple[int, int, int, int]
 
 
 class EngineAbort(Exception):
-    """Where llama.cpp would end the process, or where rows landed on other cells than the scheduler's books
-    say.
+    """Where llama.cpp would end the process, or where rows landed on other cells
+    than the scheduler's books say.
     """
 
 
 class _Sequence:
-    """One sequence id: its cells by position, and, while they are whole and ordered, running folds of their
-    contents.
+    """One sequence id: its cells by position, and, while they are whole and ordered,
+    running folds of their contents.
 
-    ``folds[n]`` is the fold of the first n rows. A hole or a cell out of order makes the sequence
-    irregular: its rows then fold what they see one by one, which is slow and gives other digests, as it
-    would with floats.
+    ``folds[n]`` is the fold of the first n rows. A hole or a cell out of order makes the
+    sequence irregular: its rows then fold what they see one by one, which is slow and gives
+    other digests, as it would with floats.
     """
 
     __slots__ = ("cells", "folds", "last_cell", "next_position", "regular", "state", "state_position")
@@ -50,14 +50,17 @@ class _Sequence:
             freed = list(cells.values())
             cells.clear()
         else:
-            freed = [cells.pop(position) for position in range(start, min(stop, self.next_position))
-                     if position in cells]
+            freed = [
+                cells.pop(position)
+                for position in range(start, min(stop, self.next_position))
+                if position in cells
+            ]
         if not cells:
             self.folds, self.regular, self.last_cell, self.next_position = [0], True, -1, 0
         elif stop >= self.next_position:
             self.next_position = max(cells) + 1
             self.last_cell = cells[self.next_position - 1]
-            del self.folds[self.next_position + 1:]
+            del self.folds[self.next_position + 1 :]
         elif freed:
             self.regular = False
         return freed
@@ -129,7 +132,6 @@ class ExactPool:
         self.sequences = [_Sequence() for _ in range(limits.num_sequences)]
 
     # -- what llama.cpp's callers can ask
-    # ----------------------------------------------------------------------------
 
     def next_position(self, seq_id: int) -> int:
         """One more than ``seq_pos_max``: the minimum over attention and recurrent memory."""
@@ -151,7 +153,6 @@ class ExactPool:
         return seq_id
 
     # -- memory operations
-    # -------------------------------------------------------------------------------------------
 
     def apply(self, op: MemoryOp) -> None:
         """One operation.
@@ -197,11 +198,10 @@ class ExactPool:
         target.next_position = max(target.cells, default=-1) + 1
         target.last_cell = target.cells.get(target.next_position - 1, -1)
         target.regular = source.regular and (start == 0 or not target.cells)
-        target.folds = source.folds[:target.next_position + 1]
+        target.folds = source.folds[: target.next_position + 1]
         target.state, target.state_position = source.state, source.state_position  # whole, whatever the range
 
     # -- rows
-    # --------------------------------------------------------------------------------------------------------
 
     def decode(self, rows: Sequence[Row]) -> list[int]:
         """One native decode call; returns a digest per row.
@@ -234,8 +234,8 @@ class ExactPool:
             following[seq_id] = position + 1
 
     def _split(self, rows: Sequence[Row]) -> list[Sequence[int]]:
-        """Row indices per micro-batch: a hybrid's micro-batch holds equally many rows of each of its
-        sequences.
+        """Row indices per micro-batch: a hybrid's micro-batch holds equally many
+        rows of each of its sequences.
         """
         if not self.limits.recurrent:
             return [range(len(rows))]
@@ -246,8 +246,9 @@ class ExactPool:
         while waiting:
             length = min(map(len, waiting.values()))
             parts.append([index for indices in waiting.values() for index in indices[:length]])
-            waiting = {seq_id: indices[length:] for seq_id,
-                       indices in waiting.items() if len(indices) > length}
+            waiting = {
+                seq_id: indices[length:] for seq_id, indices in waiting.items() if len(indices) > length
+            }
         return parts
 
     def _place(self, row: Row, cell: int) -> int:
@@ -259,8 +260,11 @@ class ExactPool:
         sequence, stream = self.sequences[seq_id], self._stream(seq_id)
         if not 0 <= cell < stream.num_cells or stream.owners[cell]:
             raise EngineAbort(f"cell {cell} is not empty")
-        if sequence.regular and position == len(sequence.folds) - 1 and (cell > sequence.last_cell
-                                                                         or not self.by_cell):
+        if (
+            sequence.regular
+            and position == len(sequence.folds) - 1
+            and (cell > sequence.last_cell or not self.by_cell)
+        ):
             content, digest = self._regular_row(sequence, value, position)
         else:
             content, digest = self._irregular_row(sequence, stream, value, position, cell)
@@ -289,13 +293,18 @@ class ExactPool:
             state = sequence.state = hash((state, content))
         return content, hash((content, fold, seen, state))
 
-    def _irregular_row(self, sequence: _Sequence, stream: _Stream, value: int, position: int,
-                       cell: int) -> tuple[int, int]:
-        """By the definition: fold the visible cells one by one, in the order in which attention walks them.
+    def _irregular_row(
+        self, sequence: _Sequence, stream: _Stream, value: int, position: int, cell: int
+    ) -> tuple[int, int]:
+        """By the definition: fold the visible cells one by one, in the order
+        in which attention walks them.
         """
         sequence.regular = False
-        visible = [(other if self.by_cell else at, at, stream.contents[other])
-                   for at, other in sequence.cells.items() if at <= position]
+        visible = [
+            (other if self.by_cell else at, at, stream.contents[other])
+            for at, other in sequence.cells.items()
+            if at <= position
+        ]
         visible.sort()
         state = sequence.state if sequence.state_position >= 0 else 0
         content = hash((self.salt, value, position, *self._folds(visible, position), state))

@@ -1,9 +1,9 @@
-"""llama.cpp through llama-cpp-python's low-level API: models, contexts, calls. The only importer of
-``llama_cpp``.
+"""llama.cpp through llama-cpp-python's low-level API: models, contexts, calls. The
+only importer of ``llama_cpp``.
 
-What must hold for bit-identity is in the numerics profile (``parity.numerics``); environment variables that
-the library reads must be set before this process makes its first product, so profiles run in worker
-processes.
+What must hold for bit-identity is in the numerics profile (``parity.numerics``); environment
+variables that the library reads must be set before this process makes its first product, so
+profiles run in worker processes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class EngineUnavailable(UsageError):
 
 @functools.cache
 def library() -> ModuleType:
-    """The ``llama_cpp`` module, its back end started, its log cut down to warnings and errors on standard
-    error."""
+    """The ``llama_cpp`` module, its back end started, its log cut down to
+    warnings and errors on standard error.
+    """
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:
@@ -61,8 +62,9 @@ def library() -> ModuleType:
 
 @functools.cache
 def build_facts() -> dict[str, str]:
-    """Version and compile-time features, for provenance: ``version``, ``system``
-    (llama_print_system_info)."""
+    """Version and compile-time features, for provenance: ``version``,
+    ``system`` (llama_print_system_info).
+    """
     lib = library()
     system = lib.llama_print_system_info().decode().strip()
     return {"version": lib.__version__, "system": " ".join(system.split())}
@@ -119,8 +121,9 @@ class LlamaModel:
         return tuple(token for token in range(self.n_vocab) if is_end(self.vocab, token))
 
     def special_text(self, token: int) -> str:
-        """A control token as it is written in a chat template, such as ``<s>``; empty for -1 (there is
-        none)."""
+        """A control token as it is written in a chat template, such as
+        ``<s>``; empty for -1 (there is none).
+        """
         text = self._lib.llama_vocab_get_text(self.vocab, token) if token >= 0 else b""
         return text.decode(errors="replace")
 
@@ -132,8 +135,9 @@ class LlamaModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
-    """One llama.cpp context. ``n_ctx`` counts cells of the whole cache; ``n_seq_max`` physical sequence
-    ids."""
+    """One llama.cpp context. ``n_ctx`` counts cells of the whole cache;
+    ``n_seq_max`` physical sequence ids.
+    """
 
     n_ctx: int
     n_seq_max: int
@@ -193,8 +197,9 @@ class LlamaContext:
         self._make_batch(ids_per_row, embedding_input)
 
     def _make_batch(self, ids_per_row: int, embedding_input: bool) -> None:
-        """A ``llama_batch`` over numpy buffers, so that a call is filled without a ctypes access per
-        element."""
+        """A ``llama_batch`` over numpy buffers, so that a call is filled
+        without a ctypes access per element.
+        """
         rows = self.settings.n_batch
         self.tokens = np.zeros(rows, np.int32)
         self.embeddings = np.zeros((rows, self.model.n_embd), np.float32) if embedding_input else None
@@ -228,8 +233,9 @@ class LlamaContext:
     def decode_rows(
         self, tokens: Sequence[int], positions: Sequence[int], seq_ids: Iterable[Any], wanted: Sequence[int]
     ) -> np.ndarray:
-        """Run rows and return the logits of those marked in ``wanted``: float32 [sum(wanted), n_vocab], a
-        copy."""
+        """Run rows and return the logits of those marked in ``wanted``: float32
+        [sum(wanted), n_vocab], a copy.
+        """
         count = len(tokens)
         self.tokens[:count] = tokens
         self.positions[:count] = positions
@@ -274,8 +280,8 @@ class LlamaContext:
         return bytes(buffer[:written])
 
     def load_sequence(self, seq_id: int, blob: bytes) -> bool:
-        """Restore a blob into a sequence (``llama_state_seq_set_data``); False if llama.cpp did not read it
-        all.
+        """Restore a blob into a sequence (``llama_state_seq_set_data``); False if
+        llama.cpp did not read it all.
 
         After False the sequence may hold something: llama.cpp takes a blob with bytes behind its end.
         """

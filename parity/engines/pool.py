@@ -1,8 +1,8 @@
 """One llama.cpp context driven by the scheduler's batches: logical ids to physical ones, operations, calls.
 
-A logical sequence is one physical id; in families with a window cache it is two, so that no cell has a single
-owner that the window cache could take away; in recurrent families one id holds nothing, and copying it drops
-another id's state.
+A logical sequence is one physical id; in families with a window cache it is two, so that no cell has a
+single owner that the window cache could take away; in recurrent families one id holds nothing, and
+copying it drops another id's state.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ class PoolContext:
                         )
 
     def fill(self, call: Call, batch: Batch, wanted: Sequence[int]) -> int:
-        """Put a call's rows into the input buffers (tokens too); ``wanted`` are 0/1 per batch row. Returns
-        the count."""
+        """Put a call's rows into the input buffers (tokens too); ``wanted`` are 0/1
+        per batch row. Returns the count.
+        """
         context, rows = self.context, call.rows
         count = len(rows)
         tokens, positions = batch.tokens, batch.positions
@@ -140,8 +141,8 @@ class PoolContext:
 
 
 class SamplingEngine:
-    """What every engine on llama.cpp does alike: takes limits and faults, runs a batch's calls, chooses the
-    tokens.
+    """What every engine on llama.cpp does alike: takes limits and faults, runs a
+    batch's calls, chooses the tokens.
 
     ``observe_logits`` is called for every sampled row before its token is chosen. ``fail_before_call`` breaks
     off the next step before that native call (an injected fault, counted over all stages), once.
@@ -170,8 +171,9 @@ class SamplingEngine:
     def _run(
         self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]
     ) -> None:
-        """Run the calls of every stage; ``give`` gets the wanted batch rows and their logits float32 [rows,
-        n_vocab]."""
+        """Run the calls of every stage; ``give`` gets the wanted batch rows and their
+        logits float32 [rows, n_vocab].
+        """
         raise NotImplementedError
 
     def _begin_call(self) -> None:
@@ -199,16 +201,18 @@ class SamplingEngine:
 
 
 class LlamaEngine(SamplingEngine):
-    """Implements ``scheduler.engine.Engine`` on one context. ``configure`` gives it the limits of the next
-    case."""
+    """Implements ``scheduler.engine.Engine`` on one context. ``configure`` gives
+    it the limits of the next case.
+    """
 
     def __init__(self, pool: PoolContext) -> None:
         super().__init__()
         self.pool = pool
 
     def configure(self, limits: PoolLimits) -> None:
-        """Use ``limits`` from now on; the pool must be idle. Raises ValueError if the context is too
-        small."""
+        """Use ``limits`` from now on; the pool must be idle. Raises
+        ValueError if the context is too small.
+        """
         self.pool.check_fits(limits)
         self.limits = (limits,)
         self.pool.context.clear()

@@ -1,5 +1,5 @@
-"""A chain of stages in this process, as one engine: every stage has its own context, pool, placement and
-call order.
+"""A chain of stages in this process, as one engine: every stage has its own context,
+pool, placement and call order.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from scheduler.limits import PoolLimits
 
 
 class StageChain(SamplingEngine):
-    """Implements ``scheduler.engine.Engine`` with one entry of ``limits``, of operations and of calls per
-    stage.
+    """Implements ``scheduler.engine.Engine`` with one entry of ``limits``, of
+    operations and of calls per stage.
     """
 
     def __init__(self, settings: Sequence[StageSettings]) -> None:

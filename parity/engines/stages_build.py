@@ -54,8 +54,8 @@ class LegalSplit:
 
 
 def legal_split(file: ModelFile, name: str) -> LegalSplit:
-    """The split ``name`` of a model: a name in ``splits/<family>.yaml`` for its row, or boundaries like
-    ``2,4``.
+    """The split ``name`` of a model: a name in ``splits/<family>.yaml`` for its
+    row, or boundaries like ``2,4``.
 
     Raises ``UsageError`` for an unknown name and for a split that llama.cpp could not run, with the reason.
     """
@@ -77,8 +77,8 @@ def legal_split(file: ModelFile, name: str) -> LegalSplit:
 
 
 def stage_file(file: ModelFile, layers: LayerRange) -> Path:
-    """The file of a stage's layers, sliced on demand and kept, checked against its digest whenever it is
-    used.
+    """The file of a stage's layers, sliced on demand and kept, checked against
+    its digest whenever it is used.
     """
     slicer = hashlib.sha256(Path(parity.models.slice.__file__).read_bytes()).hexdigest()[:8]
     name = f"{file.family}-{file.sha256[:12]}-{layers.start}-{layers.stop}-{slicer}.gguf"
@@ -175,8 +175,8 @@ def hand_settings(
     num_sequences: int = 12,
     n_threads: int = 1,
 ) -> tuple[StageSettings, ...]:
-    """Settings of small contexts under row numerics: of a split's stages, or of the unsplit model as its
-    one stage.
+    """Settings of small contexts under row numerics: of a split's stages, or of the
+    unsplit model as its one stage.
     """
     whole = PoolLimits(
         num_cells=num_cells - 2, num_sequences=num_sequences, recurrent=family.is_hybrid, sharing=Sharing.NONE

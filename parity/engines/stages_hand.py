@@ -1,5 +1,5 @@
-"""Drives stages by hand, one sequence at a time and without a scheduler: every logits row, and states saved
-and restored.
+"""Drives stages by hand, one sequence at a time and without a scheduler: every logits row,
+and states saved and restored.
 
 A chain of one stage is the unsplit model, so the same code gives the reference.
 """
@@ -20,11 +20,11 @@ CALL_ROWS = 63
 
 
 class HandDriver:
-    """Sequences on stages, rows placed by llama.cpp from the lowest empty cell on: freeing cells is the
-    caller's art.
+    """Sequences on stages, rows placed by llama.cpp from the lowest empty cell on:
+    freeing cells is the caller's art.
 
-    ``call_rows`` may give each stage calls of another width, as pools of their own do. Sequence 0 is
-    padding's.
+    ``call_rows`` may give each stage calls of another width, as pools of their
+    own do. Sequence 0 is padding's.
     """
 
     def __init__(self, stages: Sequence[Stage], *, call_rows: Sequence[int] = ()) -> None:
@@ -61,8 +61,8 @@ class HandDriver:
         )
 
     def generate(self, seq_id: int, logits: np.ndarray, start: int, count: int) -> np.ndarray:
-        """``count`` greedy steps after a last row of logits float32 [n_vocab]: their logits float32 [count,
-        n_vocab].
+        """``count`` greedy steps after a last row of logits float32 [n_vocab]: their
+        logits float32 [count, n_vocab].
         """
         rows = [logits]
         for position in range(start, start + count):
@@ -130,7 +130,7 @@ class HandDriver:
             raise AssertionError(f"logits of {len(given)} rows, not of {expected}")
         return logits[:expected]
 
-    # -- states --------------------------------------------------------------------------------------------
+    # -- states
 
     def save(self, seq_id: int) -> tuple[bytes, ...]:
         """One sealed blob per stage (``llama_state_seq_get_data``)."""
@@ -144,9 +144,9 @@ class HandDriver:
     def load(self, seq_id: int, sealed: Sequence[bytes]) -> None:
         """Restore what ``save`` gave into a sequence, whatever it held.
 
-        Raises ``StateRefused`` for a truncated, changed or foreign blob, before any stage is touched, and
-        when llama.cpp refuses one; the sequence is then empty in every stage, and no other sequence is
-        changed.
+        Raises ``StateRefused`` for a truncated, changed or foreign blob, before any stage is
+        touched, and when llama.cpp refuses one; the sequence is then empty in every stage,
+        and no other sequence is changed.
         """
         if len(sealed) != len(self.stages):
             raise StateRefused(f"{len(sealed)} saved states", why=f"the chain has {len(self.stages)} stages")

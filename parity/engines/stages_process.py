@@ -53,8 +53,8 @@ class StageProcess:
         self.wire = Wire(own, timeout_s=timeout_s)
 
     def obituary(self) -> str:
-        """How the process ended, with the engine's last message; waits for the end, which its caller has
-        seen.
+        """How the process ended, with the engine's last message; waits for the
+        end, which its caller has seen.
         """
         code = self.process.wait()
         self._stderr.seek(0, os.SEEK_END)

@@ -51,7 +51,7 @@ class ProcessChain(SamplingEngine):
         atexit.register(self.close)
         self._start()
 
-    # -- processes ------------------------------------------------------------------------------------
+    # -- processes
 
     @property
     def pids(self) -> list[int]:
@@ -77,7 +77,7 @@ class ProcessChain(SamplingEngine):
         atexit.unregister(self.close)
         self._end()
 
-    # -- engine ---------------------------------------------------------------------------------------
+    # -- engine
 
     def configure(self, *limits: PoolLimits) -> None:
         """Use ``limits``, one per stage, from now on; lost stages are started anew."""
@@ -108,8 +108,8 @@ class ProcessChain(SamplingEngine):
             pass
 
     def leftover_sequences(self) -> list[int]:
-        """Logical ids that still hold something in any stage; none when a stage is lost, and its memory
-        with it.
+        """Logical ids that still hold something in any stage; none when a stage
+        is lost, and its memory with it.
         """
         if self.lost:
             return []
@@ -151,7 +151,7 @@ class ProcessChain(SamplingEngine):
         at, self.fail_before_call = self.fail_before_call - begun, None
         return at
 
-    # -- orders and answers ---------------------------------------------------------------------------
+    # -- orders and answers
 
     def _order(
         self,

@@ -1,5 +1,5 @@
-"""One stage of a split model: some layers in a context of their own; hidden states in, states or logits
-out.
+"""One stage of a split model: some layers in a context of their own; hidden
+states in, states or logits out.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ GiveRows = Callable[[Sequence[int], np.ndarray], None]
 class StageSettings:
     """What a stage is made of; text and numbers only, so that it can cross to another process.
 
-    ``index`` of ``num_stages``; layers ``[start, stop)`` of the whole model are layers ``[0, stop -
-    start)`` of the file at ``path``. ``embedding_scale`` is what the architecture multiplies its input with
-    (1.0: nothing).
+    ``index`` of ``num_stages``; layers ``[start, stop)`` of the whole model are layers ``[0, stop
+    - start)`` of the file at ``path``. ``embedding_scale`` is what the architecture multiplies
+    its input with (1.0: nothing).
     """
 
     path: str
@@ -152,12 +152,12 @@ class Stage:
         give: GiveRows,
         before_call: Callable[[], None] = lambda: None,
     ) -> None:
-        """Run a step's calls: ``take`` gives hidden states for rows (None in the first stage), ``give``
-        gets results.
+        """Run a step's calls: ``take`` gives hidden states for rows (None in the first
+        stage), ``give`` gets results.
 
-        ``wanted`` has 0/1 per batch row: in the last stage only these rows' logits are given, float32
-        [rows, n_vocab]; any other stage gives the hidden states of all rows. Raises ``EngineFailure`` with
-        the stage's label.
+        ``wanted`` has 0/1 per batch row: in the last stage only these rows' logits are given,
+        float32 [rows, n_vocab]; any other stage gives the hidden states of all rows. Raises
+        ``EngineFailure`` with the stage's label.
         """
         outputs = wanted if self.settings.is_last else [1] * len(batch.tokens)
         try:
@@ -172,9 +172,9 @@ class Stage:
     def _parts(self, call: Call) -> list[Call]:
         """The call itself, or the parts of it whose rows llama.cpp does not reorder.
 
-        Outside ``unified`` it cuts calls into groups of equal length per sequence, in increasing sequence
-        order, and its graph's rows are in that order. In ``unified`` the scheduler's calls are such groups
-        already.
+        Outside ``unified`` it cuts calls into groups of equal length per sequence, in increasing
+        sequence order, and its graph's rows are in that order. In ``unified`` the scheduler's
+        calls are such groups already.
         """
         if self.settings.is_last or self.settings.layout is Layout.UNIFIED:
             return [call]
@@ -214,8 +214,8 @@ class Stage:
 
 
 def equal_length_parts(call: Call) -> list[Call]:
-    """A call as calls of one group each: all single rows by sequence, then each longer run of a sequence
-    alone.
+    """A call as calls of one group each: all single rows by sequence, then each
+    longer run of a sequence alone.
     """
     places: dict[int, list[int]] = {}
     for place, seq_id in enumerate(call.seq_ids):

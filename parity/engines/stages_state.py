@@ -1,5 +1,5 @@
-"""Saved sequences with a seal: llama.cpp's own format says neither which model it came from nor whether it
-is whole.
+"""Saved sequences with a seal: llama.cpp's own format says neither which model it
+came from nor whether it is whole.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Reads a stage's hidden states out of llama.cpp's graph, and lets hidden states in behind the scale on
-embeddings.
+"""Reads a stage's hidden states out of llama.cpp's graph, and lets hidden states in
+behind the scale on embeddings.
 
-The scheduler of ggml's back ends asks an evaluation callback about every node before it computes it, and
-shows it the nodes that were asked for. Where a field lies in a ``ggml_tensor`` is measured on a tensor made
-for that, not assumed.
+The scheduler of ggml's back ends asks an evaluation callback about every node before it computes it,
+and shows it the nodes that were asked for. Where a field lies in a ``ggml_tensor`` is measured on a
+tensor made for that, not assumed.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class HiddenTap:
         self.callback: Any = library().ggml_backend_sched_eval_callback(self._make_callback())
 
     def take(self) -> np.ndarray:
-        """Hidden states captured since the last call: float32 [rows, n_embd], a view that the next call
-        overwrites.
+        """Hidden states captured since the last call: float32 [rows, n_embd], a view
+        that the next call overwrites.
         """
         if self.error is not None:
             error, self.error = self.error, None
@@ -99,8 +99,8 @@ class HiddenTap:
         return self.rows[:count]
 
     def _make_callback(self):
-        """The callback as a closure: it is called for every node of every graph, so it looks at eight bytes
-        first.
+        """The callback as a closure: it is called for every node of every graph, so
+        it looks at eight bytes first.
         """
         name_offset, ggml_get_name = self._layout.name_offset, self._layout.functions.ggml_get_name
         word = ctypes.c_uint64

@@ -1,5 +1,5 @@
-"""Frames between the processes of a chain: a JSON header and raw bytes over a local socket, every wait
-bounded.
+"""Frames between the processes of a chain: a JSON header and raw bytes over a
+local socket, every wait bounded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One stage as a process: ``python -m parity.engines.stages_worker CONTROL UPSTREAM DOWNSTREAM TIMEOUT_S``.
 
-The first three are file descriptors of sockets (-1: none). Orders come over the control connection; hidden
-states come from the stage before and go to the stage behind, one frame per native call, so that stages
-overlap inside a step.
+The first three are file descriptors of sockets (-1: none). Orders come over the control connection;
+hidden states come from the stage before and go to the stage behind, one frame per native call, so
+that stages overlap inside a step.
 """
 
 from __future__ import annotations

@@ -69,9 +69,7 @@ def _run_split(job: GateJob) -> GateCheck:
     split = next((split for split in pinned_splits(job.family, row) if split.name == job.split), None)
     if split is None:
         return _check(job, Verdict.UNKNOWN, reason=f"row {row} has no split named {job.split}")
-    result = run_split_suite(
-        job.family, split, min_sessions=job.sessions, seed_value=job.seed, tier=job.tier
-    )
+    result = run_split_suite(job.family, split, min_sessions=job.sessions, seed_value=job.seed, tier=job.tier)
     return suite_check(job, result)
 
 

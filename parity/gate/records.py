@@ -58,8 +58,9 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseHistogram:
-    """How far logits of ``stock`` moved: samples that did not move, and counts by power of ten below
-    ``edges[i]``."""
+    """How far logits of ``stock`` moved: samples that did not move, and counts by
+    power of ten below ``edges[i]``.
+    """
 
     samples: int
     unmoved: int
@@ -73,10 +74,9 @@ class NoiseHistogram:
 class GateCheck:
     """One check's verdict and its evidence.
 
-    ``bits`` and ``bytes`` are the verdicts by tier, None where sessions are not compared. ``measured`` checks
-    (stock
-    placement) fail only for what rounding cannot explain. ``divergence`` is the first one of the failing
-    case.
+    ``bits`` and ``bytes`` are the verdicts by tier, None where sessions are not compared.
+    ``measured`` checks (stock placement) fail only for what rounding cannot explain. ``divergence``
+    is the first one of the failing case.
     """
 
     kind: CheckKind

@@ -1,2 +1,3 @@
-"""Golden outputs: what each family's tiny model answers, kept as readable files below
-``golden/<family>/``."""
+"""Golden outputs: what each family's tiny model answers, kept as readable
+files below ``golden/<family>/``.
+"""

@@ -1,5 +1,6 @@
-"""Golden cases: per family and mode one small case over text prompts that ``golden/<family>/prompts.yaml``
-holds."""
+"""Golden cases: per family and mode one small case over text prompts that
+``golden/<family>/prompts.yaml`` holds.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +34,7 @@ class ModePlan:
     """How a mode's prompts are made and which marks its run must hit.
 
     ``count`` sessions with prompts of at least ``min_bytes`` bytes; with ``continues_first`` all but the
-    first go on
-    from the first one's whole prompt, which every family can share, hybrids included.
+    first go on from the first one's whole prompt, which every family can share, hybrids included.
     """
 
     count: int
@@ -56,8 +56,9 @@ PLANS: dict[GoldenMode, ModePlan] = {
 
 
 def golden_case(family: str, mode: GoldenMode, prompts: tuple[tuple[int, ...], ...]) -> Case:
-    """The case of a mode over tokenised prompts, in ``unified``; f32 KV, because f16 sums amplify
-    rounding."""
+    """The case of a mode over tokenised prompts, in ``unified``; f32 KV,
+    because f16 sums amplify rounding.
+    """
     sessions = tuple(
         Session(prompt=prompt, max_tokens=MAX_TOKENS, arrival_step=_arrival(mode, index))
         for index, prompt in enumerate(prompts)
@@ -107,8 +108,9 @@ def prompts_path(family: str, directory: Path = GOLDEN_DIR) -> Path:
 
 
 def load_prompts(family: str, directory: Path = GOLDEN_DIR) -> dict[GoldenMode, tuple[str, ...]]:
-    """Text prompts of every mode. Raises ``UsageError`` when they are missing or not those that the modes
-    need."""
+    """Text prompts of every mode. Raises ``UsageError`` when they are missing or
+    not those that the modes need.
+    """
     path = prompts_path(family, directory)
     todo = f"run `parity regen --family {family} --search --accept --reason ...`"
     try:

@@ -17,11 +17,11 @@ MIN_MARGIN = 0.2  # every generated token's top-1 leads by at least this, in eve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldenSession:
-    """One session: ``text`` is what ``tokens`` stand for, undecodable bytes escaped; ``data`` its bytes,
-    hexadecimal.
+    """One session: ``text`` is what ``tokens`` stand for, undecodable bytes escaped;
+    ``data`` its bytes, hexadecimal.
 
-    ``digests`` identify the logits of each generated token; ``margin`` is the smallest top-1 to top-2
-    distance.
+    ``digests`` identify the logits of each generated token; ``margin`` is the
+    smallest top-1 to top-2 distance.
     """
 
     prompt: str

@@ -27,8 +27,9 @@ PROMPTS_HEADER = """\
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeChange:
-    """What regeneration found for one file. ``golden`` is None when the run itself was wrong
-    (``problems``)."""
+    """What regeneration found for one file. ``golden`` is None when the run
+    itself was wrong (``problems``).
+    """
 
     family: str
     mode: GoldenMode
@@ -162,8 +163,9 @@ def save_changes(
     reason: str,
     directory: Path = GOLDEN_DIR,
 ) -> list[Path]:
-    """Write one family's files that changed; nothing at all when one of its modes is wrong. Raises
-    ``UsageError``."""
+    """Write one family's files that changed; nothing at all when one of its modes
+    is wrong. Raises ``UsageError``.
+    """
     if wrong := [change for change in changes if change.problems]:
         raise UsageError(
             f"goldens of {wrong[0].family} were not written",

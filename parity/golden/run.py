@@ -52,8 +52,9 @@ def run_golden(
     layout: Layout = Layout.UNIFIED,
     tier: Tier = Tier.BITS,
 ) -> GoldenRun:
-    """Run one golden case; what ``tier`` asks for must be as alone. A crash of the engine raises
-    ``WorkerDied``."""
+    """Run one golden case; what ``tier`` asks for must be as alone. A crash of
+    the engine raises ``WorkerDied``.
+    """
     choice = profile_of(family)
     answer = shared_worker(choice.profile.environment).call(
         "parity.golden.run:run_golden_here",
@@ -122,7 +123,6 @@ def run_golden_here(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 # -- searching prompts
-# -----------------------------------------------------------------------------------------------
 
 
 def search_prompts(family: str) -> dict[GoldenMode, tuple[str, ...]]:

@@ -12,8 +12,8 @@ from scheduler.records import Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundClaim:
-    """VTC Theorem 4.4 for two clients: ``gap <= 2U``, ``U = max(w_p L_input, w_q M)``; claimed with all
-    premises only.
+    """VTC Theorem 4.4 for two clients: ``gap <= 2U``, ``U = max(w_p L_input, w_q M)``;
+    claimed with all premises only.
 
     ``bound`` None is no claim. Raises ValueError for a bound without its premises.
     """
@@ -45,8 +45,8 @@ def claim_vtc_bound(
     input_weight: int,
     output_weight: int,
 ) -> BoundClaim:
-    """Look for the premises in a run between ``start_ms`` and ``stop_ms``, and claim the bound only if all
-    hold.
+    """Look for the premises in a run between ``start_ms`` and ``stop_ms``, and
+    claim the bound only if all hold.
     """
     ledger = service_of(run, input_weight=input_weight, output_weight=output_weight, until_ms=stop_ms)
     options = dict(run.case.policy_options)

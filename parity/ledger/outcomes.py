@@ -1,5 +1,5 @@
-"""The outcome of every offered request, and the rates and fractions that follow, each with its own
-denominator.
+"""The outcome of every offered request, and the rates and fractions that follow,
+each with its own denominator.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutcomeLedger:
-    """Counts of one offered cohort in one window of ``window_ms``; raises ValueError unless the partition
-    closes.
+    """Counts of one offered cohort in one window of ``window_ms``; raises
+    ValueError unless the partition closes.
 
     ``offered = valid + missed + rejected + open``; missed is late, failed and cancelled together.
     ``emitted_tokens`` include partial streams, ``valid_tokens`` only those of valid requests.

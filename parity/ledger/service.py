@@ -1,5 +1,5 @@
-"""Service by client: what was completed, the gap while both were backlogged, who starved; with the SLO beside
-it.
+"""Service by client: what was completed, the gap while both were backlogged, who
+starved; with the SLO beside it.
 """
 
 from __future__ import annotations

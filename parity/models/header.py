@@ -1,9 +1,9 @@
 """A GGUF file's metadata and tensor table, read without its weights and without decoding its vocabulary.
 
-The ``gguf`` package's reader makes a Python object of every token and merge (seconds for a small model, tens
-of seconds for a large one). This one skips string arrays, keeps the raw bytes' place of every field so that a
-slicer can copy them, and says clearly when a file is cut short. Format: ggml's ``docs/gguf.md``, versions 2
-and 3, little-endian.
+The ``gguf`` package's reader makes a Python object of every token and merge (seconds for a small model,
+tens of seconds for a large one). This one skips string arrays, keeps the raw bytes' place of every field so
+that a slicer can copy them, and says clearly when a file is cut short. Format: ggml's ``docs/gguf.md``,
+versions 2 and 3, little-endian.
 """
 
 from __future__ import annotations

@@ -94,8 +94,8 @@ FAULTS = (HfHubHTTPError, httpx.TransportError, CutShort)
 def look_up(target: HubFile, *, settings: HubSettings, policy: RetryPolicy) -> HubFile:
     """``target`` with every pin that the Hub publishes; without a revision, at the default branch's head.
 
-    A file that is not stored as a large file has no published SHA-256: those pins stay ``None``.
-    Raises ``Unavailable``.
+    A file that is not stored as a large file has no published SHA-256: those pins stay
+    ``None``. Raises ``Unavailable``.
     """
     if settings.offline:
         raise Unavailable(

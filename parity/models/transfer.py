@@ -144,9 +144,9 @@ class Transfer:
 def run_transfer(transfer: Transfer, *, policy: RetryPolicy, report: ReportProgress) -> None:
     """Fill ``transfer.partial`` to exactly ``size_bytes``, resuming from what is there already.
 
-    Raises ``HfHubHTTPError`` or ``httpx.TransportError`` when patience ends, ``Unavailable`` when the disk
-    is full or the server sends more than ``size_bytes``. A partial file is kept for the next run, except an
-    overlong one.
+    Raises ``HfHubHTTPError`` or ``httpx.TransportError`` when patience ends, ``Unavailable`` when
+    the disk is full or the server sends more than ``size_bytes``. A partial file is kept for the
+    next run, except an overlong one.
     """
     patience = Patience(policy)
 

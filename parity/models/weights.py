@@ -1,9 +1,9 @@
 """Seeded weights that are the same bytes on every machine.
 
-Only the raw 64-bit stream of PCG64 is used (NumPy keeps bit generators' streams stable, not those of the
-distributions), and only operations that IEEE 754 rounds correctly: integer sums, one multiplication, one
-conversion to float32. No ``exp``, no ``log``, no matrix product: those differ between C libraries and BLAS
-builds.
+Only the raw 64-bit stream of PCG64 is used (NumPy keeps bit generators' streams stable, not those of
+the distributions), and only operations that IEEE 754 rounds correctly: integer sums, one
+multiplication, one conversion to float32. No ``exp``, no ``log``, no matrix product: those differ
+between C libraries and BLAS builds.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Mutants: deliberate faults, each naming the checker that must kill it. A surviving one is a hole in the
-checks.
+"""Mutants: deliberate faults, each naming the checker that must kill it. A
+surviving one is a hole in the checks.
 
 Every module of this package that has ``MUTANTS`` is part of the registry; ``parity mutants`` runs them all.
 """
@@ -14,8 +14,9 @@ from parity.mutants.records import Mutant
 
 
 def all_mutants() -> tuple[Mutant, ...]:
-    """Every registered mutant, in the order of modules and of their lists. Raises ValueError for a
-    doubled name."""
+    """Every registered mutant, in the order of modules and of their lists. Raises
+    ValueError for a doubled name.
+    """
     found: dict[str, Mutant] = {}
     for module in sorted(info.name for info in pkgutil.iter_modules(__path__)):
         for mutant in getattr(importlib.import_module(f"{__name__}.{module}"), "MUTANTS", ()):

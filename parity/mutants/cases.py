@@ -44,8 +44,9 @@ def mixed(family: str, **settings: Any) -> Case:
 
 
 def preempted(family: str, **settings: Any) -> Case:
-    """Two sessions; the second is preempted after generated tokens, again during its own rebuild, and
-    once more."""
+    """Two sessions; the second is preempted after generated tokens, again during
+    its own rebuild, and once more.
+    """
     sessions = (session(4, 9, 12), session(5, 7, 12))
     faults = tuple(Fault(kind=FaultKind.PREEMPT, step=step, session=1) for step in (6, 8, 12))
     return case_of(
@@ -62,8 +63,9 @@ def rebuilt_in_vain(family: str, **settings: Any) -> Case:
 
 
 def cancelled(family: str, **settings: Any) -> Case:
-    """Cancels before a step, with the last chunk in flight, and with a decode in flight; the ids are used
-    again."""
+    """Cancels before a step, with the last chunk in flight, and with a decode in
+    flight; the ids are used again.
+    """
     sessions = (session(6, 8, 20), session(7, 9, 20), session(8, 5, 12), session(9, 6, 5, arrival_step=12))
     faults = (
         Fault(kind=FaultKind.CANCEL, step=2, session=1, in_flight=True),
@@ -76,8 +78,9 @@ def cancelled(family: str, **settings: Any) -> Case:
 
 
 def refilled(family: str, **settings: Any) -> Case:
-    """Cells and ids used again: short sessions end below a long one, new ones are placed among the
-    retired cells."""
+    """Cells and ids used again: short sessions end below a long one, new ones are
+    placed among the retired cells.
+    """
     sessions = (
         session(20, 12, 3),
         session(21, 14, 24),
@@ -100,8 +103,9 @@ def refilled(family: str, **settings: Any) -> Case:
 
 
 def one_token_chunks(family: str, **settings: Any) -> Case:
-    """Decoders fill the step so that a newcomer's first chunk is one token; prompts of kC + 1 end with
-    one."""
+    """Decoders fill the step so that a newcomer's first chunk is one token;
+    prompts of kC + 1 end with one.
+    """
     sessions = (session(30, 3, 10), session(31, 4, 10), session(32, 9, 4, arrival_step=3), session(33, 1, 3))
     return case_of(
         family,
@@ -117,8 +121,9 @@ def lockstep(family: str, length: int = 12, count: int = 2, **settings: Any) -> 
 
 
 def alternating(family: str, **settings: Any) -> Case:
-    """Single-session steps of equal shape, one after the other: A, B, C, each one row at the same
-    position."""
+    """Single-session steps of equal shape, one after the other: A, B, C,
+    each one row at the same position.
+    """
     sessions = tuple(session(50 + i, 2, 1) for i in range(3))
     return case_of(
         family,
@@ -169,8 +174,9 @@ def failing(family: str, **settings: Any) -> Case:
 
 
 def exactly_full(family: str, **settings: Any) -> Case:
-    """A pool that exactly fits the longest session, demand for half as much again, and one session that
-    never fits."""
+    """A pool that exactly fits the longest session, demand for half as much again,
+    and one session that never fits.
+    """
     sessions = (session(90, 20, 5), session(91, 10, 6), session(92, 9, 4), session(93, 24, 2, arrival_step=2))
     return case_of(
         family,
@@ -180,8 +186,9 @@ def exactly_full(family: str, **settings: Any) -> Case:
 
 
 def long_and_alone(family: str, **settings: Any) -> Case:
-    """A session of more than 512 cells that decodes alone: there the kernel for one row differs from that
-    for several."""
+    """A session of more than 512 cells that decodes alone: there the kernel for one row
+    differs from that for several.
+    """
     return case_of(
         family,
         (session(110, 560, 6),),
@@ -196,8 +203,9 @@ def preempted_by_rows(family: str, **settings: Any) -> Case:
 
 
 def crowded(family: str, **settings: Any) -> Case:
-    """A policy that admits without counting the rows to come: running sessions fill the pool and one must
-    give way."""
+    """A policy that admits without counting the rows to come: running sessions fill
+    the pool and one must give way.
+    """
     sessions = tuple(session(140 + i, 8, 20) for i in range(3))
     return case_of(
         family, sessions, **{"pool_cells": 48, "policy": "vllm_fcfs", "prefix_cache": False, **settings}

@@ -1,5 +1,6 @@
-"""Mutants of checkers: with one of them the framework must no longer notice a fault that it notices
-without."""
+"""Mutants of checkers: with one of them the framework must no longer notice a
+fault that it notices without.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Mutants of engines: what a row sees, recurrent states, windows, refused removals, a second cache that
-is forgotten."""
+"""Mutants of engines: what a row sees, recurrent states, windows, refused removals, a
+second cache that is forgotten.
+"""
 
 from __future__ import annotations
 

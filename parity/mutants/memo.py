@@ -1,5 +1,6 @@
-"""Mutants of the oracle and its memo. Every run has a memo folder and an oracle of its own, thrown away
-afterwards."""
+"""Mutants of the oracle and its memo. Every run has a memo folder and an oracle of
+its own, thrown away afterwards.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Mutants of policies: hidden lengths read, a set iterated, a session starved, planned work charged, a clock
-restarted, cells in a plan."""
+"""Mutants of policies: hidden lengths read, a set iterated, a session starved, planned work charged, a
+clock restarted, cells in a plan.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +38,9 @@ def contract_trial(name: str, policy: str, check: Callable[[str], Iterable[str]]
 
 @contextmanager
 def reads_hidden_lengths(reach: Reach) -> Iterator[None]:
-    """Waiting sessions in order of their realised output lengths, which the policy was told behind its
-    back."""
+    """Waiting sessions in order of their realised output lengths, which the
+    policy was told behind its back.
+    """
     truth: dict[str, int] = {}
 
     def told(original: Callable[..., None]) -> Callable[..., None]:

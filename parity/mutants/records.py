@@ -1,5 +1,6 @@
-"""Records of mutants: a deliberate fault, where it is planted, who must notice it, and the small cases
-that reach it."""
+"""Records of mutants: a deliberate fault, where it is planted, who must notice it, and
+the small cases that reach it.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +49,9 @@ class Complaint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One attempt to notice a fault: ``run`` returns everything that was noticed, nothing when all is
-    well."""
+    """One attempt to notice a fault: ``run`` returns everything that was
+    noticed, nothing when all is well.
+    """
 
     name: str
     run: Callable[[], tuple[Complaint, ...]]
@@ -76,10 +78,8 @@ class Mutant:
     """A deliberate fault.
 
     ``fault`` says in one sentence what is wrong; ``part`` names what is faulty (cells, prefix, ...);
-    ``plant`` puts the
-    fault in for the duration of a context and calls its ``Reach`` whenever it changed something;
-    ``killers`` are the
-    checkers one of which must complain in every one of ``trials``.
+    ``plant`` puts the fault in for the duration of a context and calls its ``Reach`` whenever it changed
+    something; ``killers`` are the checkers one of which must complain in every one of ``trials``.
     """
 
     name: str

@@ -1,5 +1,6 @@
-"""Mutants of rows: positions, tokens, which logits are read, how rows are cut into calls, how tokens are
-chosen."""
+"""Mutants of rows: positions, tokens, which logits are read, how rows are cut
+into calls, how tokens are chosen.
+"""
 
 from __future__ import annotations
 
@@ -120,8 +121,9 @@ def crossed_calls() -> Change:
 
 
 def repacked_batch() -> Change:
-    """When a session has left the batch, the sequence ids of two that go on are taken from the old
-    packing."""
+    """When a session has left the batch, the sequence ids of two that go on
+    are taken from the old packing.
+    """
     seen: list[int] = []
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
@@ -166,8 +168,9 @@ def nameless_sampling() -> Change:
 
 
 def stale_output():
-    """A step of the same shape as the one before returns the token of that one (a re-used graph's old
-    output)."""
+    """A step of the same shape as the one before returns the token of that one
+    (a re-used graph's old output).
+    """
     last: list[tuple[tuple[int, ...], int]] = []
 
     def change(plan: IterationPlan, batch: Batch, result: IterationResult) -> IterationResult:

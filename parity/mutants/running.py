@@ -17,8 +17,9 @@ CLEAN_TIMEOUT_S = 60.0
 
 
 class Status(Enum):
-    """What became of a mutant or of one of its trials; ``broken`` means that the trial is red without the
-    fault."""
+    """What became of a mutant or of one of its trials; ``broken`` means that the
+    trial is red without the fault.
+    """
 
     KILLED = "killed"
     SURVIVED = "survived"
@@ -31,8 +32,9 @@ _WORST_FIRST = (Status.BROKEN, Status.UNREACHED, Status.SURVIVED, Status.KILLED)
 
 @dataclass(frozen=True, slots=True)
 class TrialReport:
-    """One trial: ``complaints`` of the planted run, by whom it was killed, or what was wrong with the
-    clean run."""
+    """One trial: ``complaints`` of the planted run, by whom it was killed, or
+    what was wrong with the clean run.
+    """
 
     trial: str
     status: Status
@@ -93,8 +95,9 @@ def attempt_in_worker(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @functools.cache
 def mutant_worker() -> Worker:
-    """The worker of this process for mutants: never the one that cases run in, because a fault may leave
-    traces."""
+    """The worker of this process for mutants: never the one that cases run in,
+    because a fault may leave traces.
+    """
     return Worker()
 
 

@@ -1,5 +1,6 @@
-"""Mutants of the scheduler: each fault of ``parity.mutants.steps`` with its cases and the checker that
-must see it."""
+"""Mutants of the scheduler: each fault of ``parity.mutants.steps`` with its cases
+and the checker that must see it.
+"""
 
 from __future__ import annotations
 

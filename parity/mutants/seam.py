@@ -1,5 +1,6 @@
-"""Planting at the seam between scheduler and engine: a batch is changed on its way down, on whichever
-engine runs."""
+"""Planting at the seam between scheduler and engine: a batch is changed on its way
+down, on whichever engine runs.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ ENGINES = (ExactEngine, LlamaEngine)
 
 
 def batch_plant(make_change: Callable[[], Change]) -> Plant:
-    """A plant that passes every batch through ``make_change()``, which may keep what it saw of earlier
-    batches."""
+    """A plant that passes every batch through ``make_change()``, which may keep
+    what it saw of earlier batches.
+    """
 
     @contextmanager
     def plant(reach: Reach) -> Iterator[None]:

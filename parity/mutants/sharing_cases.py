@@ -42,8 +42,9 @@ def full_with_prefix(family: str, **settings: Any) -> Case:
 
 
 def publisher_cancelled(family: str, **settings: Any) -> Case:
-    """A donor's prefix is shared while it still runs, then the donor is cancelled and its cells are used
-    again."""
+    """A donor's prefix is shared while it still runs, then the donor is
+    cancelled and its cells are used again.
+    """
     prompt = tokens_of(100, 24)
     sessions = (
         Session(prompt=prompt, max_tokens=30),
@@ -65,8 +66,9 @@ def publisher_cancelled(family: str, **settings: Any) -> Case:
 
 
 def prefix_in_progress(family: str, **settings: Any) -> Case:
-    """The same prompt four times: all of them wait or start while the first one's chunks are still
-    running."""
+    """The same prompt four times: all of them wait or start while the first
+    one's chunks are still running.
+    """
     sessions = tuple(session(120, 26, 4, arrival_step=step) for step in (0, 1, 2, 3))
     return case_of(
         family,
@@ -100,8 +102,9 @@ def exhausted_with_sharers(family: str, **settings: Any) -> Case:
 
 
 def short_of_the_state(family: str, **settings: Any) -> Case:
-    """A whole state is kept at 16 tokens; a follower has only 12 of them in common, so nothing may be
-    reused."""
+    """A whole state is kept at 16 tokens; a follower has only 12 of them in
+    common, so nothing may be reused.
+    """
     donor = tokens_of(128, 20)
     sessions = (
         Session(prompt=donor, max_tokens=4),
@@ -111,8 +114,9 @@ def short_of_the_state(family: str, **settings: Any) -> Case:
 
 
 def state_of_a_runner(family: str, **settings: Any) -> Case:
-    """A state is kept at 16 tokens while its donor goes on by one token; a follower goes on from the
-    state."""
+    """A state is kept at 16 tokens while its donor goes on by one token; a
+    follower goes on from the state.
+    """
     donor = tokens_of(130, 17)
     sessions = (
         Session(prompt=donor, max_tokens=6),

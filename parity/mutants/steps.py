@@ -285,6 +285,7 @@ def planned_debits():
 
 def backward_clock():
     """The engine says that it ended before it began."""
+
     def change(plan: IterationPlan, batch: Batch, result: IterationResult) -> IterationResult:
         return replace(result, finished_ms=result.started_ms - 1.0)
 
@@ -293,6 +294,7 @@ def backward_clock():
 
 def unplanned_progress():
     """A chunk is said to have gone one row further than planned."""
+
     def change(plan: IterationPlan, batch: Batch, result: IterationResult) -> IterationResult:
         first, *rest = result.chunks
         return replace(result, chunks=(first._replace(after=first.after + 1), *rest))

@@ -1,9 +1,8 @@
-"""Histories for pictures: who ran when, where the rows lay, and from which token on a session differed from
-itself alone.
+"""Histories for pictures: who ran when, where the rows lay, and from which token on a
+session differed from itself alone.
 
-A case is run once more in a worker process; a failing check's own case if it has one, else a fixed case that
-shares,
-preempts and cancels.
+A case is run once more in a worker process; a failing check's own case if it has one, else a fixed case
+that shares, preempts and cancels.
 """
 
 from __future__ import annotations
@@ -35,9 +34,8 @@ class History:
     """One run, for drawing.
 
     ``chunks``: (step, session, start, stop, is_prefill), start and stop in the session's positions.
-    ``tokens``: (step, session, status), status 0 bit-identical, 1 other
-    bits, 2 another token. ``cells``: (step, session, cell) of every row of stage 0 that was placed by us.
-    ``ends``: (session, step, reason).
+    ``tokens``: (step, session, status), status 0 bit-identical, 1 other bits, 2 another token. ``cells``:
+    (step, session, cell) of every row of stage 0 that was placed by us. ``ends``: (session, step, reason).
     """
 
     title: str

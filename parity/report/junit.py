@@ -1,5 +1,6 @@
-"""JUnit XML: one suite per family, one case per check. Unknown is an error, never a skip, so that it is never
-green."""
+"""JUnit XML: one suite per family, one case per check. Unknown is an error, never a
+skip, so that it is never green.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The gate's summary as Markdown, for a job's page: verdict first, then a table, then every failure in
-full."""
+"""The gate's summary as Markdown, for a job's page: verdict first, then a
+table, then every failure in full.
+"""
 
 from __future__ import annotations
 

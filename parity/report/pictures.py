@@ -1,5 +1,6 @@
-"""Pictures of a gate run as inline SVG: noise histograms, divergence timelines, cell maps. Pure text from
-records."""
+"""Pictures of a gate run as inline SVG: noise histograms, divergence timelines,
+cell maps. Pure text from records.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +79,9 @@ def noise_picture(noise: NoiseHistogram, *, title: str) -> str:
 
 
 def timeline_picture(history: History) -> str:
-    """Sessions downwards, scheduler steps to the right; a generated token is coloured by what became of
-    it."""
+    """Sessions downwards, scheduler steps to the right; a generated token is
+    coloured by what became of it.
+    """
     row = 15.0
     width = _step_width(history.steps)
     parts = [
@@ -127,8 +129,9 @@ def _step_axis(steps: int, width: float, top: float) -> list[str]:
 
 
 def cell_picture(history: History) -> str:
-    """Cells of the pool upwards, scheduler steps to the right: strong where a row is placed, pale while it is
-    kept."""
+    """Cells of the pool upwards, scheduler steps to the right: strong where a row is
+    placed, pale while it is kept.
+    """
     if not history.cells:
         return ""
     width, pool = _step_width(history.steps), max(cell for _, _, cell in history.cells) + 1
@@ -151,8 +154,8 @@ def cell_picture(history: History) -> str:
 
 
 def placements(history: History) -> list[tuple[int, int, int, int, int]]:
-    """Runs of neighbouring cells that one session took in one step: (step, session, first cell, count, kept
-    until).
+    """Runs of neighbouring cells that one session took in one step: (step, session,
+    first cell, count, kept until).
 
     A session that is rebuilt begins again at an earlier position: what it held before is kept no longer.
     """

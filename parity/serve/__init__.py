@@ -1,2 +1,3 @@
-"""The reference scheduler behind an OpenAI-compatible endpoint: one thread owns the engine, callers submit to
-it."""
+"""The reference scheduler behind an OpenAI-compatible endpoint: one thread owns
+the engine, callers submit to it.
+"""

@@ -107,7 +107,7 @@ class Endpoint:
                 code="invalid_api_key",
             )
 
-    # -- small routes ----------------------------------------------------------------------------------------
+    # -- small routes
 
     async def health(self, request: Request) -> Response:
         front = self.front
@@ -135,7 +135,7 @@ class Endpoint:
             }
         )
 
-    # -- generations -----------------------------------------------------------------------------------------
+    # -- generations
 
     async def completions(self, request: Request) -> Response:
         return await self._generate(request, is_chat=False)
@@ -218,8 +218,9 @@ async def _collect(pieces: AsyncIterator[Piece], answer: Answer) -> None:
 
 
 async def _unless_gone(work: Awaitable, receive: Receive, pieces: AsyncGenerator[Piece]):
-    """The result of ``work``; when the client goes first, the session is cancelled and ``ClientDisconnect``
-    raised."""
+    """The result of ``work``; when the client goes first, the session is cancelled
+    and ``ClientDisconnect`` raised.
+    """
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -242,8 +243,9 @@ async def _unless_gone(work: Awaitable, receive: Receive, pieces: AsyncGenerator
 async def _events(
     first: Piece, pieces: AsyncIterator[Piece], answer: Answer, ask: Ask
 ) -> AsyncIterator[bytes]:
-    """Server-sent events of an answer. An error after the first chunk is an event too, and the stream then
-    ends."""
+    """Server-sent events of an answer. An error after the first chunk is an event
+    too, and the stream then ends.
+    """
     if chunk := answer.chunk(first):
         yield chunk
     try:

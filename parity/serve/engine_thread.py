@@ -23,8 +23,9 @@ from scheduler.telemetry import StepRecord
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probabilities at one generated position: the token's own, and the ``top`` as (token,
-    logprob)."""
+    """Natural-log probabilities at one generated position: the token's own, and
+    the ``top`` as (token, logprob).
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...]
@@ -102,7 +103,7 @@ class EngineThread:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    # -- on the thread ---------------------------------------------------------------------------------------
+    # -- on the thread
 
     def _run(self) -> None:
         try:
@@ -117,7 +118,8 @@ class EngineThread:
 
     def _fail_all(self) -> None:
         """End what is live, and until ``Stop`` whatever comes: a caller that looked at ``failure`` just
-        before it was set has a request in the inbox."""
+        before it was set has a request in the inbox.
+        """
         for request_id in self._live:
             self._fail(request_id)
         while not self._stopping:
@@ -183,8 +185,9 @@ class EngineThread:
         self.watch(record, self.totals)
 
     def _observe(self, flight: Flight, result: IterationResult | None) -> None:
-        """Tokens of a step, as the scheduler applied them: a session that was cancelled in flight has
-        none."""
+        """Tokens of a step, as the scheduler applied them: a session that
+        was cancelled in flight has none.
+        """
         for item in result.chunks if result is not None else ():
             if item.token is not None and flight.late.get(item.request_id) != "cancel":
                 row = self._rows.get(item.request_id)
@@ -208,11 +211,11 @@ class EngineThread:
 
 
 def token_logprobs(row: np.ndarray, token: int, count: int) -> TokenLogprobs:
-    """Of one row of logits (float32 [n_vocab]) the token's log probability and the ``count`` likeliest, best
-    first.
+    """Of one row of logits (float32 [n_vocab]) the token's log probability and the
+    ``count`` likeliest, best first.
 
-    Computed in float64 from the row alone, so that equal logits give equal numbers. Ties go to the lower
-    token id.
+    Computed in float64 from the row alone, so that equal logits give equal numbers.
+    Ties go to the lower token id.
     """
     wide = row.astype(np.float64)
     wide -= wide.max()

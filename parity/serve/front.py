@@ -1,5 +1,6 @@
-"""The asyncio side of the channel: admits at the door, turns engine events into text, and cancels who has
-gone."""
+"""The asyncio side of the channel: admits at the door, turns engine events into
+text, and cancels who has gone.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ class GeneratedToken:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of an answer: newly showable text, the tokens behind it, and at the end why it ended (``stop``,
-    ``length``)."""
+    """Part of an answer: newly showable text, the tokens behind it, and at the end why
+    it ended (``stop``, ``length``).
+    """
 
     text: str
     tokens: tuple[GeneratedToken, ...]
@@ -79,7 +81,7 @@ class Front:
         self.engine.send(Stop())
         await asyncio.to_thread(self.engine.join)
 
-    # -- events ----------------------------------------------------------------------------------------------
+    # -- events
 
     def _from_engine(self, events: Sequence[Event]) -> None:
         """On the engine's thread: one hand-over per step, however many sessions it served."""
@@ -95,7 +97,7 @@ class Front:
                 inflight.events.append(event)
                 inflight.arrived.set()
 
-    # -- the door --------------------------------------------------------------------------------------------
+    # -- the door
 
     def check_open(self) -> None:
         """Raises ``BadRequest`` when no request can be taken: 503 for good, 429 when waiting helps."""
@@ -118,13 +120,14 @@ class Front:
             )
 
     def retry_after_s(self) -> int:
-        """Whole seconds until a place is likely: recent mean duration times the queue's length in rounds, 1
-        to 60."""
+        """Whole seconds until a place is likely: recent mean duration times the
+        queue's length in rounds, 1 to 60.
+        """
         mean_s = sum(self._durations_s) / len(self._durations_s) if self._durations_s else 1.0
         rounds = len(self.live) / self.served.settings.max_num_seqs
         return min(60, max(1, math.ceil(mean_s * rounds)))
 
-    # -- one request -----------------------------------------------------------------------------------------
+    # -- one request
 
     async def generate(self, ask: Ask) -> AsyncGenerator[Piece]:
         """The answer in pieces, the last with its finish reason. Raises ``BadRequest``.

@@ -1,5 +1,6 @@
-"""Command-line options of everything that opens an engine; names are vLLM's where it has them, else
-llama.cpp's."""
+"""Command-line options of everything that opens an engine; names are vLLM's where
+it has them, else llama.cpp's.
+"""
 
 from __future__ import annotations
 

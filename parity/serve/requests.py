@@ -1,5 +1,6 @@
-"""What a client asks, read from JSON and checked: every refusal is a ``BadRequest`` with a status and a
-sentence."""
+"""What a client asks, read from JSON and checked: every refusal is a
+``BadRequest`` with a status and a sentence.
+"""
 
 from __future__ import annotations
 
@@ -110,8 +111,9 @@ def parse_json(body: bytes) -> dict[str, Any]:
 def read_ask(
     data: dict[str, Any], limits: AskLimits, *, is_chat: bool, tokenize: Callable[[dict[str, Any]], list[int]]
 ) -> Ask:
-    """A checked request. ``tokenize`` turns the data's prompt or messages into token ids. Raises
-    ``BadRequest``."""
+    """A checked request. ``tokenize`` turns the data's prompt or messages into
+    token ids. Raises ``BadRequest``.
+    """
     model = data.get("model", limits.model_name)
     if model != limits.model_name:
         raise BadRequest(
@@ -167,8 +169,9 @@ def _max_tokens(data: dict[str, Any], limits: AskLimits, prompt_tokens: int, *, 
 
 
 def _sampling(data: dict[str, Any], limits: AskLimits, prompt: tuple[int, ...]) -> SamplingParams:
-    """Sampling keyed by (seed, prompt, position): the same question has the same answer, whoever else is
-    served."""
+    """Sampling keyed by (seed, prompt, position): the same question has the same
+    answer, whoever else is served.
+    """
     temperature = _number(data, "temperature", 1.0, low=0.0, high=100.0)
     if temperature == 0:
         return SamplingParams()

@@ -30,7 +30,7 @@ class Answer:
         self._reason: str | None = None
         self._offset = 0  # characters of the text that earlier pieces' tokens stand for
 
-    # -- in one piece ----------------------------------------------------------------------------------------
+    # -- in one piece
 
     def add(self, piece: Piece) -> None:
         """Collect a piece."""
@@ -58,7 +58,7 @@ class Answer:
         prompt, output = len(self._ask.prompt), len(self._tokens)
         return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
 
-    # -- in chunks -------------------------------------------------------------------------------------------
+    # -- in chunks
 
     def chunk(self, piece: Piece) -> bytes:
         """The chunk of a piece; empty when there is nothing to show for it."""
@@ -91,7 +91,7 @@ class Answer:
         data = {**self._base, "object": kind, "choices": choices}
         return {**data, "usage": usage} if self._ask.include_usage else data
 
-    # -- parts -----------------------------------------------------------------------------------------------
+    # -- parts
 
     def _add_token_ids(
         self, choice: dict[str, Any], tokens: Sequence[GeneratedToken], *, first: bool

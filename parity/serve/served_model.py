@@ -1,5 +1,6 @@
-"""One model, its engine and its limits, ready to be scheduled: what the server and the bench both start
-from."""
+"""One model, its engine and its limits, ready to be scheduled: what the server
+and the bench both start from.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +29,11 @@ SPARE_IDS = 2  # at least: padding, and a prefix or a session that has ended
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """What an engine is opened with. ``pool_cells`` counts KV cells over all sessions (in ``streams``: per
-    session).
+    """What an engine is opened with. ``pool_cells`` counts KV cells over all sessions
+    (in ``streams``: per session).
 
-    ``flash_attention`` None takes what the layout's numerics use; anything else is for measurements and may
-    not be exact.
+    ``flash_attention`` None takes what the layout's numerics use; anything else is for
+    measurements and may not be exact.
     """
 
     model: str
@@ -120,7 +121,8 @@ class ServedModel:
         prefix_cache: bool | None = None,
     ) -> Scheduler:
         """A scheduler over the engine, which must be idle: its memory is cleared. ``policy`` and
-        ``prefix_cache`` replace the settings' ones. Raises ``UsageError``."""
+        ``prefix_cache`` replace the settings' ones. Raises ``UsageError``.
+        """
         name = self.settings.policy if policy is None else policy
         options = dict(self.settings.policy_options) if name == self.settings.policy else {}
         try:
@@ -132,8 +134,9 @@ class ServedModel:
         return Scheduler(self.engine, chosen, steps, model_digest=self.file.sha256, observer=observer)
 
     def row_bytes(self) -> int:
-        """Bytes of one token's cells over all layers; gemma2's window caches are as large as the full
-        ones."""
+        """Bytes of one token's cells over all layers; gemma2's window caches
+        are as large as the full ones.
+        """
         kv_type = self.settings.kv_type
         return self.facts.attention_cell_bytes(kv_type) + self.facts.window_cell_bytes(kv_type)
 
@@ -205,8 +208,9 @@ _applied: list[tuple[tuple[str, str], ...]] = []
 
 
 def apply_environment(profile: NumericsProfile) -> None:
-    """Set what the profile asks for. Raises ``UsageError`` if this process already runs under another
-    environment."""
+    """Set what the profile asks for. Raises ``UsageError`` if this process already
+    runs under another environment.
+    """
     if _applied and _applied[0] != profile.environment:
         raise UsageError(
             "this process runs under another numerics environment",

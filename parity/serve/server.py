@@ -1,5 +1,6 @@
-"""uvicorn around the application: a socket of our own, graceful drain on SIGTERM and SIGINT, exit code 0
-after it."""
+"""uvicorn around the application: a socket of our own, graceful drain on SIGTERM
+and SIGINT, exit code 0 after it.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +29,9 @@ class ServerSettings:
 
 
 def bind_socket(settings: ServerSettings) -> socket.socket:
-    """A listening address, so that a port that is in use is one line and port 0 is known. Raises
-    ``UsageError``."""
+    """A listening address, so that a port that is in use is one line and port 0
+    is known. Raises ``UsageError``.
+    """
     try:
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         bound = socket.socket(family, socket.SOCK_STREAM)
@@ -83,8 +85,9 @@ def run_server(endpoint: Endpoint, settings: ServerSettings, bound: socket.socke
 
 @contextlib.contextmanager
 def serving(served: ServedModel, app: AppSettings, settings: ServerSettings | None = None) -> Iterator[str]:
-    """A server on a thread of this process, for tests and benches; gives its URL, and drains it at the
-    end."""
+    """A server on a thread of this process, for tests and benches; gives its
+    URL, and drains it at the end.
+    """
     settings = ServerSettings(port=0) if settings is None else settings
     bound = bind_socket(settings)
     endpoint = Endpoint(served, app)

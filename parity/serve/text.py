@@ -49,8 +49,9 @@ class StopMatcher:
 
 
 class TextStream:
-    """Bytes of tokens in, text out: UTF-8 across token boundaries, invalid bytes as U+FFFD, stop strings cut
-    off."""
+    """Bytes of tokens in, text out: UTF-8 across token boundaries, invalid bytes
+    as U+FFFD, stop strings cut off.
+    """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -66,8 +67,9 @@ class TextStream:
         return self._matcher.feed(self._decoder.decode(data))
 
     def finish(self) -> str:
-        """The rest at the end of the output; an unfinished character becomes U+FFFD and may complete a stop
-        string."""
+        """The rest at the end of the output; an unfinished character becomes U+FFFD
+        and may complete a stop string.
+        """
         rest = self._matcher.feed(self._decoder.decode(b"", True))
         return rest if self.stopped is not None else rest + self._matcher.flush()
 

@@ -49,8 +49,9 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Where things are: ``x(step)`` is the left edge of a step, ``lane_y(i)`` the top of a lane, in
-    pixels."""
+    """Where things are: ``x(step)`` is the left edge of a step,
+    ``lane_y(i)`` the top of a lane, in pixels.
+    """
 
     steps: int
     lanes: int

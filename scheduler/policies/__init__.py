@@ -26,8 +26,8 @@ def policy_names() -> list[str]:
 def make_policy(name: str, **options: object) -> Policy:
     """A policy by name. Raises ValueError for an unknown name or option.
 
-    ``reservation`` and ``overload`` may be given as their kind or as a mapping of their fields, so that
-    options can come from a file.
+    ``reservation`` and ``overload`` may be given as their kind or as a mapping of their fields, so
+    that options can come from a file.
     """
     kind = policy_class(name)
     try:

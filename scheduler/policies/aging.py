@@ -9,8 +9,8 @@ from scheduler.records import PolicyIdentity, SchedulerState, SessionView
 
 
 class Aging(StaticPriority):
-    """A priority improves by one for every ``quantum_ms`` since arrival; no clock restarts at admission or
-    resume.
+    """A priority improves by one for every ``quantum_ms`` since arrival; no clock
+    restarts at admission or resume.
     """
 
     identity = PolicyIdentity("aging")

@@ -1,9 +1,9 @@
-"""The seams of a policy (ordering, admission, batching, preemption, overload) and the default behind each:
-FCFS.
+"""The seams of a policy (ordering, admission, batching, preemption, overload) and
+the default behind each: FCFS.
 
-A policy is pure: it reads a ``SchedulerState`` and returns a plan. What it must remember between decisions is
-a value that the loop keeps for it (``start``, ``observe``, ``planned``) and hands back as
-``state.policy_memory``.
+A policy is pure: it reads a ``SchedulerState`` and returns a plan. What it must remember between
+decisions is a value that the loop keeps for it (``start``, ``observe``, ``planned``) and hands
+back as ``state.policy_memory``.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from scheduler.records import (
 
 
 class Policy:
-    """FCFS continuous batching: running decodes, then what they left of the budget to prefills, then new
-    sessions.
+    """FCFS continuous batching: running decodes, then what they left of the budget
+    to prefills, then new sessions.
 
-    Subclasses override single seams. ``identity`` and ``contract`` are part of every plan and of the
-    registry.
+    Subclasses override single seams. ``identity`` and ``contract`` are part of
+    every plan and of the registry.
     """
 
     identity: ClassVar[PolicyIdentity] = PolicyIdentity("fcfs")
@@ -40,7 +40,7 @@ class Policy:
     def __init__(self, *, reservation: Reservation = MAXIMUM, overload: Overload = QUEUE) -> None:
         self.reservation, self.overload = reservation, overload
 
-    # -- memory of the policy --------------------------------------------------------------------------------
+    # -- memory of the policy
 
     def start(self) -> Any:
         """The policy's memory before the first decision: an immutable value."""
@@ -66,7 +66,6 @@ class Policy:
         return None
 
     # -- overload
-    # ----------------------------------------------------------------------------------------------------
 
     def refuse(self, state: SchedulerState, request: Request) -> str | None:
         """Why a request is turned away at the door, or None.
@@ -80,7 +79,6 @@ class Policy:
         return self.overload.rejects(state, view)
 
     # -- ordering
-    # ----------------------------------------------------------------------------------------------------
 
     def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
         """Comparable key; a plan lists its chunks in increasing order of it."""
@@ -89,25 +87,24 @@ class Policy:
         return (2 if view.state is SessionState.SUSPENDED else 3, view.index)
 
     def waiting_order(self, state: SchedulerState) -> Iterable[SessionView]:
-        """Waiting sessions in the order in which they are considered; the default is submission order,
-        lazily.
+        """Waiting sessions in the order in which they are considered; the
+        default is submission order, lazily.
         """
         return (state.views[request_id] for request_id in state.waiting)
 
     # -- admission
-    # ---------------------------------------------------------------------------------------------------
 
     def future_rows(self, state: SchedulerState, view: SessionView) -> int:
-        """Rows that the policy keeps free for a session beyond those it has now; the default is its whole
-        need.
+        """Rows that the policy keeps free for a session beyond those it has now;
+        the default is its whole need.
         """
         if self.reservation is MAXIMUM:
             return view.future_rows
         return self.reservation.future_rows(view)
 
     def reserved_rows(self, state: SchedulerState, plan: PlanBuilder) -> int:
-        """Available rows that an entering session may not take; asked once a plan, when somebody wants to
-        enter.
+        """Available rows that an entering session may not take; asked once a
+        plan, when somebody wants to enter.
         """
         rows = sum(self.future_rows(state, state.views[request_id]) for request_id in state.running)
         return rows + (self.reservation.watermark_rows if state.running else 0)
@@ -120,7 +117,6 @@ class Policy:
         return not view.ready
 
     # -- batching
-    # ----------------------------------------------------------------------------------------------------
 
     def chunk_tokens(self, state: SchedulerState, view: SessionView, available: int) -> int:
         """Tokens that one session gets of ``available`` in this step; 0 leaves it out."""
@@ -143,8 +139,8 @@ class Policy:
         return plan.build()
 
     def fill(self, plan: PlanBuilder, views: Iterable[SessionView]) -> None:
-        """Consider sessions in the given order: running ones get a chunk, others enter until the scan is
-        closed.
+        """Consider sessions in the given order: running ones get a chunk, others
+        enter until the scan is closed.
         """
         state = plan.state
         for view in views:
@@ -160,11 +156,10 @@ class Policy:
                 plan.closed = True
 
     # -- preemption
-    # --------------------------------------------------------------------------------------------------
 
     def choose_victim(self, state: SchedulerState, requester: SessionView) -> str | None:
-        """Who gives up its rows for ``requester``: a running session, possibly itself; None parks the
-        requester.
+        """Who gives up its rows for ``requester``: a running session, possibly
+        itself; None parks the requester.
 
         The default takes the newest session, and none that is older than the requester.
         """
@@ -172,7 +167,7 @@ class Policy:
         return newest.request_id if newest.index > requester.index else None
 
     def unwind(self, plan: IterationPlan, blocked: int, victim: str | None) -> list[str]:
-        """Who leaves the plan when the rows of chunk ``blocked`` cannot be had and ``victim`` was suspended
-        for it.
+        """Who leaves the plan when the rows of chunk ``blocked`` cannot be had and
+        ``victim`` was suspended for it.
         """
         return [plan.chunks[blocked].request_id if victim is None else victim]

@@ -7,12 +7,12 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """The declaration of one policy; every field is a sentence or a list of them, shown by ``parity
-    policies``.
+    """The declaration of one policy; every field is a sentence or a list of
+    them, shown by ``parity policies``.
 
-    ``starvation_free`` is the promise that whoever stays eligible is served in the end, however many others
-    keep coming; ``progress`` says by what, or who can starve and when: starvation by design is a documented
-    property.
+    ``starvation_free`` is the promise that whoever stays eligible is served in the end, however
+    many others keep coming; ``progress`` says by what, or who can starve and when: starvation by
+    design is a documented property.
     """
 
     scheduling_unit: str

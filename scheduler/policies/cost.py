@@ -9,8 +9,8 @@ from scheduler.records import SessionView
 
 @dataclass(frozen=True, slots=True)
 class ExclusiveCost:
-    """``exclusive_endpoint_lower_bound``: the session has the engine to itself and each step takes
-    ``tick_ms``.
+    """``exclusive_endpoint_lower_bound``: the session has the engine to itself
+    and each step takes ``tick_ms``.
 
     A first token needs one step per started ``tokens_per_tick`` uncomputed prompt rows, a next token one
     step. Negative slack under it means that the deadline cannot be met; positive slack promises nothing.
@@ -24,8 +24,8 @@ class ExclusiveCost:
             raise ValueError(f"cost model out of range: {self}")
 
     def emission_ms(self, view: SessionView, now_ms: float, cached: int = 0) -> float:
-        """Predicted time of the session's next emission when it starts now with ``cached`` rows already
-        there.
+        """Predicted time of the session's next emission when it starts now with
+        ``cached`` rows already there.
         """
         rows = max(view.committed, view.num_prompt_tokens, 1) - max(view.computed, cached)
         if view.emitted:  # rows to rebuild come on top of the one that emits

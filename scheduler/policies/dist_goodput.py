@@ -1,5 +1,5 @@
-"""``dist_goodput``: a measure, not a queue order: the offered rate that still meets its objectives
-(DistServe).
+"""``dist_goodput``: a measure, not a queue order: the offered rate that still
+meets its objectives (DistServe).
 """
 
 from __future__ import annotations

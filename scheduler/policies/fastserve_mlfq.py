@@ -46,8 +46,8 @@ class Queues:
 
 
 class FastserveMlfq(Policy):
-    """Quanta ``quantum_rows * 2**level`` in completed rows. Skip-join, demotion, promotion after
-    ``promote_after_ms``.
+    """Quanta ``quantum_rows * 2**level`` in completed rows. Skip-join, demotion,
+    promotion after ``promote_after_ms``.
 
     A new job joins the first queue whose quantum covers its first step; a depleted one falls to the first
     lower queue whose quantum covers its next step; one that waited too long goes to the first queue. A
@@ -100,7 +100,6 @@ class FastserveMlfq(Policy):
         self.promote_after_ms, self.max_batch = promote_after_ms, max_batch
 
     # -- queues
-    # ------------------------------------------------------------------------------------------------
 
     def start(self) -> Queues:
         return Queues()
@@ -141,7 +140,6 @@ class FastserveMlfq(Policy):
         return job.level > 0 and state.now_ms - job.since_ms >= self.promote_after_ms
 
     # -- the plan
-    # ----------------------------------------------------------------------------------------------
 
     def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
         job = state.policy_memory.jobs[view.request_id]

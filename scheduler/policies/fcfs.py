@@ -8,8 +8,8 @@ from scheduler.records import PolicyIdentity
 
 
 class Fcfs(Policy):
-    """First come, first served: nobody is overtaken, admission counts the rows to come, the newest is the
-    victim.
+    """First come, first served: nobody is overtaken, admission counts the rows to
+    come, the newest is the victim.
     """
 
     identity = PolicyIdentity("fcfs")

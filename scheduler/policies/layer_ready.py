@@ -21,8 +21,8 @@ class Residency(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LayerFact:
-    """One layer of one session, as its owner reported it; ``ready_ms`` is when an inflight layer will be
-    there.
+    """One layer of one session, as its owner reported it; ``ready_ms`` is when
+    an inflight layer will be there.
     """
 
     residency: Residency
@@ -30,8 +30,8 @@ class LayerFact:
 
 
 class LayerReady(Policy):
-    """A session enters when layer l, needed ``l * layer_ms`` after the step's start, will be resident by
-    then.
+    """A session enters when layer l, needed ``l * layer_ms`` after the step's
+    start, will be resident by then.
 
     ``facts`` maps a request id to one fact per layer, or to pairs (residency, ready_ms); a session without
     facts has no layers elsewhere. A miss is late whatever the time. Facts are consumed, nothing is moved.

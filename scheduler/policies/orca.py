@@ -1,5 +1,6 @@
-"""``orca``: iteration-level first come, first served with whole reservations (ORCA, OSDI 2022, Algorithm
-1)."""
+"""``orca``: iteration-level first come, first served with whole reservations
+(ORCA, OSDI 2022, Algorithm 1).
+"""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from scheduler.records import Phase, PolicyIdentity, SchedulerState, SessionStat
 
 
 class Orca(Policy):
-    """``Select``: sessions by arrival; a first selection reserves the declared total; stop at the first
-    misfit.
+    """``Select``: sessions by arrival; a first selection reserves the declared
+    total; stop at the first misfit.
 
     ``n_rsrv`` is the sum of the reservations of sessions that were selected before and have not ended;
     ``slots`` (default: as many rows as the pool has) bounds it. A prompt runs in one iteration unless it

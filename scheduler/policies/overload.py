@@ -12,9 +12,9 @@ KINDS = ("queue", "bounded", "reject_infeasible")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overload:
-    """``queue`` lets everybody wait; ``bounded`` refuses at the door from ``max_live`` live sessions on;
-    ``reject_infeasible`` gives up a waiting session whose first token cannot come in time even if it ran
-    alone.
+    """``queue`` lets everybody wait; ``bounded`` refuses at the door from ``max_live`` live
+    sessions on; ``reject_infeasible`` gives up a waiting session whose first token cannot
+    come in time even if it ran alone.
     """
 
     kind: str = "queue"

@@ -36,8 +36,9 @@ class PlanBuilder:
         self._intents: list[QueueIntent] = []
 
     def add(self, view: SessionView, *, key: tuple | None = None, limit: int | None = None) -> int:
-        """Give a running session its next chunk, as long as budgets and ``limit`` allow; returns its
-        tokens."""
+        """Give a running session its next chunk, as long as budgets and
+        ``limit`` allow; returns its tokens.
+        """
         if not view.ready:
             return 0
         return self._grant(view, view.computed, limit, key)
@@ -45,8 +46,8 @@ class PlanBuilder:
     def enter(self, view: SessionView, *, limit: int | None = None, future_rows: int | None = None) -> bool:
         """Admit or resume a session if every memory component has room for it; False if it must wait.
 
-        ``future_rows`` is what to keep free for it (default: the policy's forecast), its shared rows not
-        counted.
+        ``future_rows`` is what to keep free for it (default: the policy's
+        forecast), its shared rows not counted.
         """
         state, memory = self.state, self.state.memory
         if self.tokens_left < 1 or self.seqs_left < 1 or not view.ready:
@@ -86,8 +87,9 @@ class PlanBuilder:
         self._intents.append(QueueIntent(IntentKind.REJECT, view.request_id, view.request.generation, reason))
 
     def preempt(self, view: SessionView, reason: str) -> None:
-        """Suspend a running session that has no chunk in this plan; its rows are free from the next step
-        on."""
+        """Suspend a running session that has no chunk in this plan; its rows
+        are free from the next step on.
+        """
         self._intents.append(
             QueueIntent(IntentKind.PREEMPT, view.request_id, view.request.generation, reason)
         )
@@ -144,8 +146,8 @@ class PlanBuilder:
 
 
 def _next_rows(view: SessionView) -> int:
-    """The least that must be kept for a session, whatever the forecast: what it has to rebuild, and one row
-    of progress.
+    """The least that must be kept for a session, whatever the forecast: what it has to
+    rebuild, and one row of progress.
 
     With less, two sessions can take each other's cells in turn for ever.
     """

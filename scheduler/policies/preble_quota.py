@@ -1,5 +1,5 @@
-"""``preble_quota``: waiting requests grouped by cached fraction, picked in proportion (shaped like Preble's
-local policy).
+"""``preble_quota``: waiting requests grouped by cached fraction, picked in proportion
+(shaped like Preble's local policy).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from scheduler.records import PolicyIdentity, SchedulerState, SessionView
 class PrebleQuota(Policy):
     """Group g of n holds the requests whose cached fraction of the prompt is in ``[1 - (g + 1)/n, 1 - g/n)``.
 
-    A cycle gives group g ``quotas[g]`` picks, groups with more of their prompt cached first; a group without
-    waiting requests gives its turn away, and a cycle begins when no waiting group has picks left. So no group
-    is suppressed.
+    A cycle gives group g ``quotas[g]`` picks, groups with more of their prompt cached first; a group
+    without waiting requests gives its turn away, and a cycle begins when no waiting group has picks
+    left. So no group is suppressed.
     """
 
     identity = PolicyIdentity("preble_quota")

@@ -17,11 +17,10 @@ KINDS = ("maximum", "point", "quantile", "watermark")
 class Reservation:
     """What to reserve. ``forecasts[request id]`` maps ``point``, ``p50``, ``p90`` ... to total outputs.
 
-    ``maximum`` reserves the declared limit (so does every kind for a request without a forecast), ``point``
-    and
-    ``quantile`` their forecast, ``watermark`` the quantile forecast under a ceiling lowered by
-    ``watermark_rows``: soft = hard - watermark. The watermark yields when nothing runs, so that a large
-    session can run alone.
+    ``maximum`` reserves the declared limit (so does every kind for a request without a forecast),
+    ``point`` and ``quantile`` their forecast, ``watermark`` the quantile forecast under a ceiling
+    lowered by ``watermark_rows``: soft = hard - watermark. The watermark yields when nothing runs, so
+    that a large session can run alone.
     """
 
     kind: str = "maximum"
@@ -55,8 +54,8 @@ class Reservation:
         return min(most, forecast.get("point" if self.kind == "point" else self.quantile, most))
 
     def future_rows(self, view: SessionView) -> int:
-        """Rows still to be written: running ``max(G - e, 0)``, new ``p + max(G - 1, 0)``; a rebuild comes on
-        top.
+        """Rows still to be written: running ``max(G - e, 0)``, new ``p + max(G -
+        1, 0)``; a rebuild comes on top.
         """
         outputs = max(self.total_outputs(view), view.emitted, 1)
         return view.num_prompt_tokens + outputs - 1 - view.computed

@@ -10,8 +10,8 @@ from scheduler.records import Phase, PolicyIdentity, SchedulerState
 class SarathiServe(Policy):
     """All running decodes, then partial prefills within ``tau - n_t``, then new sessions within what is left.
 
-    ``tau`` is the token budget profiled under the TBT objective; default and upper bound is the step's own
-    budget.
+    ``tau`` is the token budget profiled under the TBT objective; default and upper
+    bound is the step's own budget.
     """
 
     identity = PolicyIdentity("sarathi_serve")

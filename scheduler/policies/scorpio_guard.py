@@ -58,7 +58,6 @@ class ScorpioGuard(Policy):
         self.base_ms, self.ms_per_session = base_ms, ms_per_session
 
     # -- TTFT guard
-    # --------------------------------------------------------------------------------------------
 
     def rejects(self, state: SchedulerState, view: SessionView) -> str | None:
         finish = self.cost.emission_ms(view, state.now_ms, state.memory.cached_tokens(view))
@@ -71,14 +70,13 @@ class ScorpioGuard(Policy):
         return (not running, running and view.phase is not Phase.DECODE, deadline_ms(view), view.index)
 
     # -- TPOT guard
-    # --------------------------------------------------------------------------------------------
 
     def start(self) -> Credits:
         return {}
 
     def planned(self, state: SchedulerState, plan: IterationPlan) -> Any:
-        """Each ready decode gains its share of a step and pays one when it runs; a decode that is not left is
-        gone.
+        """Each ready decode gains its share of a step and pays one when it runs; a
+        decode that is not left is gone.
         """
         tightest, chosen = self._tightest(state), [chunk.request_id for chunk in plan.chunks]
         return {

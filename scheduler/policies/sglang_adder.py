@@ -47,8 +47,8 @@ class Affinity:
     max_age_ms: float = 5000.0
 
     def judge(self, *, warm: bool, lead: Lead, skips: int, passes: int, age_ms: float) -> Verdict:
-        """Warm joins anything, cold joins an empty or cold-led batch, else it is skipped until a bound stops
-        the scan.
+        """Warm joins anything, cold joins an empty or cold-led batch, else it is
+        skipped until a bound stops the scan.
 
         Stopping, not forcing: the cold request waits for the same step either way, and leads the next batch.
         """
@@ -149,7 +149,6 @@ class SglangAdder(Policy):
         )
 
     # -- deferred passes
-    # ---------------------------------------------------------------------------------------
 
     def start(self) -> Mapping[str, int]:
         return {}
@@ -171,7 +170,6 @@ class SglangAdder(Policy):
         return memory
 
     # -- the batch
-    # ---------------------------------------------------------------------------------------------
 
     def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
         running = view.state is SessionState.RUNNING

@@ -1,5 +1,5 @@
-"""``static_priority``: phase, then priority, then arrival; the order of the mixed step, and aging's
-counterexample.
+"""``static_priority``: phase, then priority, then arrival; the order of the mixed
+step, and aging's counterexample.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from scheduler.records import Phase, PolicyIdentity, SchedulerState, SessionStat
 
 
 class StaticPriority(Policy):
-    """Ready decodes before ready prefills, then ``(priority, arrival, request id, generation)``; low numbers
-    first.
+    """Ready decodes before ready prefills, then ``(priority, arrival, request id,
+    generation)``; low numbers first.
     """
 
     identity = PolicyIdentity("static_priority")

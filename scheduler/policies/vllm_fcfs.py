@@ -20,8 +20,8 @@ class QueueMemory:
 
 
 class VllmFcfs(Policy):
-    """Running sessions in queue order catch up to their frontier, clamped by ``long_prefill_threshold`` and
-    the budget.
+    """Running sessions in queue order catch up to their frontier, clamped by
+    ``long_prefill_threshold`` and the budget.
 
     No phases. Waiting sessions follow only if no running one lacks rows; each needs room for its next chunk
     only. On a failed allocation the tail of the running queue is preempted, at the worst the requester
@@ -56,7 +56,6 @@ class VllmFcfs(Policy):
         self.long_prefill_threshold = long_prefill_threshold
 
     # -- memory: order of the queues
-    # ---------------------------------------------------------------------------
 
     def start(self) -> QueueMemory:
         return QueueMemory()
@@ -72,7 +71,6 @@ class VllmFcfs(Policy):
         return memory
 
     # -- order
-    # -------------------------------------------------------------------------------------------------
 
     def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
         if view.state is SessionState.RUNNING:
@@ -96,7 +94,6 @@ class VllmFcfs(Policy):
         return super().unwind(plan, blocked, victim)
 
     # -- batching
-    # ----------------------------------------------------------------------------------------------
 
     def future_rows(self, state: SchedulerState, view: SessionView) -> int:
         return 0

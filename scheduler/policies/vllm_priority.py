@@ -1,5 +1,6 @@
-"""``vllm_priority``: ``vllm_fcfs`` with a waiting queue ordered by priority and the least favoured as
-victim."""
+"""``vllm_priority``: ``vllm_fcfs`` with a waiting queue ordered by priority
+and the least favoured as victim.
+"""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from scheduler.records import PolicyIdentity, SchedulerState, SessionState, Sess
 class Counters:
     """Weighted service by client as the algorithm charges it, and who has waiting requests.
 
-    ``charged`` is what was charged ahead of completion and is not yet settled, by request (``vtc_completed``
-    only).
+    ``charged`` is what was charged ahead of completion and is not yet settled, by
+    request (``vtc_completed`` only).
     """
 
     counters: Mapping[str, int] = field(default_factory=dict)
@@ -56,8 +56,8 @@ class Counters:
 class Vtc(Policy):
     """The earliest waiting request of the active client with the smallest counter enters, while it fits.
 
-    Charges ``input_weight * prompt tokens`` when a request enters and ``output_weight`` for every output
-    token.
+    Charges ``input_weight * prompt tokens`` when a request enters and
+    ``output_weight`` for every output token.
     """
 
     identity = PolicyIdentity("vtc")

@@ -1,5 +1,5 @@
-"""``vtc_completed``: least weighted service with charges settled from completed results; not Algorithm 2, no
-theorem.
+"""``vtc_completed``: least weighted service with charges settled from completed
+results; not Algorithm 2, no theorem.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Real weights, real text: the confirmation row that needs no Hub. ``parity fetch --confirm`` brings it.
 
-Without it these tests are red, not skipped: what was not run is not confirmed. The default suite leaves
-``nightly``
-tests out.
+Without it these tests are red, not skipped: what was not run is not confirmed. The default
+suite leaves ``nightly`` tests out.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Every family's tiny model answers as its goldens say: tokens on every machine, logits where the provenance
-matches."""
+"""Every family's tiny model answers as its goldens say: tokens on every machine,
+logits where the provenance matches.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""No policy changes a session's bits on llama.cpp: every policy on two families, on all nightly; generated
-cases."""
+"""No policy changes a session's bits on llama.cpp: every policy on two families,
+on all nightly; generated cases.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ SPREAD = {
 
 
 def spread() -> list:
-    """(family, policy): every policy on two families, so every family under seven policies; the rest is
-    nightly."""
+    """(family, policy): every policy on two families, so every family under seven
+    policies; the rest is nightly.
+    """
     families, pairs = family_params(), []
     for number, policy in enumerate(policy_names()):
         for offset, family in enumerate(families):

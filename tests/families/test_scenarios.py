@@ -36,8 +36,8 @@ SMALL_PROMPT = 8
 def run_template(
     scenario: Scenario, family: str, run: Callable[[Case], Outcome], *, per_layout: int
 ) -> Counter[str]:
-    """Marks over some of the template's cases in each of its layouts; a case that is not green fails the
-    test.
+    """Marks over some of the template's cases in each of its layouts; a case
+    that is not green fails the test.
     """
     marks: Counter[str] = Counter()
 

@@ -1,8 +1,8 @@
-"""Every family across stages: complete rows, exact hand-off, exact states, and concurrent parity on every
-pinned split.
+"""Every family across stages: complete rows, exact hand-off, exact states, and
+concurrent parity on every pinned split.
 
-Everything that touches llama.cpp runs in a worker process, so that an abort fails one test with the
-engine's message.
+Everything that touches llama.cpp runs in a worker process, so that an abort fails one
+test with the engine's message.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def split_params() -> list:
 
 @pytest.mark.parametrize("family", family_params())
 def test_manifest_row_is_complete(family: str) -> None:
-    """Digest, layers, components, marks; and splits that start stages on every kind of layer, in two to
-    four stages.
+    """Digest, layers, components, marks; and splits that start stages on every kind
+    of layer, in two to four stages.
     """
     known = load_family(family)
     row, file = known.row("tiny"), resolve_model(family)

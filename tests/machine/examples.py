@@ -41,8 +41,9 @@ class CountingEngine(ExactEngine):
     def execute(self, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
         result = super().execute(plan, batch, now_ms)
         others = len(result.chunks) - 1
-        chunks = [item if item.token is None else item._replace(token=item.token + others)
-                  for item in result.chunks]
+        chunks = [
+            item if item.token is None else item._replace(token=item.token + others) for item in result.chunks
+        ]
         return replace(result, chunks=tuple(chunks))
 
 

@@ -1,5 +1,5 @@
-"""The state machine on the exact engine, on a user's engine and on a user's scheduler, and wrong ones that
-it catches.
+"""The state machine on the exact engine, on a user's engine and on a user's scheduler,
+and wrong ones that it catches.
 """
 
 from __future__ import annotations
@@ -98,9 +98,7 @@ class Forgetful(ExactEngine):
 
 def test_machine_kills_an_engine_with_wrong_memory() -> None:
     with pytest.raises(Exception):  # noqa: B017 - an abort, a failed law or step, whichever is first
-        run_state_machine_as_test(
-            make_machine(Forgetful, solo=exact_solo), settings=few(100, shrink=False)
-        )
+        run_state_machine_as_test(make_machine(Forgetful, solo=exact_solo), settings=few(100, shrink=False))
 
 
 @pytest.mark.parametrize(

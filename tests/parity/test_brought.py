@@ -1,5 +1,6 @@
-"""``--scheduler`` and ``--engine``: a user's part runs the suites, a fault in it turns them red, nonsense is
-named."""
+"""``--scheduler`` and ``--engine``: a user's part runs the suites, a fault in it
+turns them red, nonsense is named.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +31,6 @@ def run_main(arguments: list[str]) -> int:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     return int(caught.value.code)
-
-
 
 
 @pytest.mark.parametrize(

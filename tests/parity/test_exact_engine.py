@@ -1,5 +1,5 @@
-"""The exact engine: its own semantics, and llama.cpp's side by side: same refusals, same visibility, same
-plans.
+"""The exact engine: its own semantics, and llama.cpp's side by side: same
+refusals, same visibility, same plans.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def test_hidden_length_needs_a_stop_token() -> None:
 
 
 class Pair:
-    """llama.cpp's memory and its models: one that orders by cell, one that sees sets; same operations on
-    all.
+    """llama.cpp's memory and its models: one that orders by cell, one that
+    sees sets; same operations on all.
     """
 
     CELLS, IDS = 256, 6

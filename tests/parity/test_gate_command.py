@@ -1,5 +1,6 @@
-"""The gate as a command: 0 on a clean tree, 1 with a planted scheduler fault, 2 with a model missing, 64 for
-bad input."""
+"""The gate as a command: 0 on a clean tree, 1 with a planted scheduler fault, 2 with a
+model missing, 64 for bad input.
+"""
 
 from __future__ import annotations
 

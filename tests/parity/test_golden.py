@@ -1,5 +1,6 @@
-"""Goldens as files: what is compared when, what may be written, and that no run touches another family's
-files."""
+"""Goldens as files: what is compared when, what may be written, and that no run
+touches another family's files.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +128,6 @@ def test_other_engine_than_the_locked_one_needs_its_own_reason() -> None:
 
 
 # -- whole runs
-# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

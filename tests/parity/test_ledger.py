@@ -33,7 +33,6 @@ def failing_run():
 
 
 # -- service
-# -------------------------------------------------------------------------------------------------------
 
 
 def published(played) -> dict[str, int]:
@@ -79,7 +78,6 @@ def test_service_of_a_run_has_no_rebuilt_row(failing_run):
 
 
 # -- clocks
-# ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_clock_restarted_at_admission_is_rejected():
@@ -163,7 +161,6 @@ def test_request_of_one_output_has_no_gap_and_can_be_valid():
 
 
 # -- hidden truth and physical facts
-# --------------------------------------------------------------------------------
 
 
 def test_a_plan_that_depends_on_a_hidden_length_is_rejected():

@@ -1,4 +1,5 @@
-"""The numerics self-test: candidates by tensor types, the fastest exact one chosen, no exact one is unknown.
+"""The numerics self-test: candidates by tensor types, the fastest exact one
+chosen, no exact one is unknown.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Reports of a gate run: each says the verdict, names what failed and how to see it again, and is
-well-formed."""
+"""Reports of a gate run: each says the verdict, names what failed and how to
+see it again, and is well-formed.
+"""
 
 from __future__ import annotations
 

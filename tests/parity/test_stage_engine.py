@@ -1,5 +1,5 @@
-"""Stages without a scheduler's suites: what is refused before llama.cpp, what a hand-off may never do,
-ceilings, layouts.
+"""Stages without a scheduler's suites: what is refused before llama.cpp, what a hand-off
+may never do, ceilings, layouts.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ def test_handoff_is_exact_where_the_scale_is_no_power_of_two(split: str) -> None
 
 @pytest.mark.family_gemma2
 def test_dividing_by_the_scale_would_not_be_exact() -> None:
-    """Why states enter behind the scale: some of those that occur have no float32 that the scale maps onto
-    them.
+    """Why states enter behind the scale: some of those that occur have no float32
+    that the scale maps onto them.
     """
     settings = hand_settings(resolve_model("gemma2:odd_scale"), load_family("gemma2"), "2")
     with hand_driver(settings) as chain:
@@ -195,8 +195,8 @@ def test_wrong_chain_is_noticed_by_the_handoff_check() -> None:
 
 @pytest.mark.family_llama
 def test_small_stage_is_the_back_pressure_point_and_nothing_fails() -> None:
-    """Contexts are hardly larger than the pools, so that llama.cpp itself would refuse what the small stage
-    can't hold.
+    """Contexts are hardly larger than the pools, so that llama.cpp itself would refuse
+    what the small stage can't hold.
     """
     runner = Runner()
     runner.chains.tight_contexts = True

@@ -38,8 +38,8 @@ def test_streams_are_exact_across_stages(family: str) -> None:
 
 @pytest.mark.parametrize("family", family_params())
 def test_memory_operations_reach_every_stage_or_none(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sharing, retiring and dropping happen equally often in every stage; after a failed step all are
-    cleared.
+    """Sharing, retiring and dropping happen equally often in every stage; after
+    a failed step all are cleared.
     """
     case = crowd(family)
     runner, known, file = Runner(), load_family(family), known_model(case.model)

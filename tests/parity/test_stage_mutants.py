@@ -1,5 +1,5 @@
-"""A fault of the hand-off is caught in every family, and the complaint names what a person needs to find
-it.
+"""A fault of the hand-off is caught in every family, and the complaint names
+what a person needs to find it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A process per stage: the same bits, and a stage that dies or hangs ends its sessions with its name, never
-a hang.
+"""A process per stage: the same bits, and a stage that dies or hangs ends its
+sessions with its name, never a hang.
 """
 
 from __future__ import annotations

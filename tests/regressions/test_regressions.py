@@ -1,5 +1,6 @@
-"""One small case file per fault that was ever found or planted: green now, and red where the fault is put
-back."""
+"""One small case file per fault that was ever found or planted: green now, and
+red where the fault is put back.
+"""
 
 from __future__ import annotations
 

@@ -37,22 +37,43 @@ def request(name: str, prompt: int | Iterable[int], max_tokens: int = 1, **field
 class Serving:
     """One scheduler on one exact engine, with everything that it was given and gave."""
 
-    def __init__(self, *, cells: int = 64, ids: int = 16, layout: Layout = Layout.UNIFIED,
-                 recurrent: bool = False,
-                 window: int | None = None, stages: int = 1, policy: str = "fcfs",
-                 stops: dict[str, tuple[int, int]] | None = None, options: dict[str, Any] | None = None,
-                 max_call_rows: int = 63, **steps: Any) -> None:
+    def __init__(
+        self,
+        *,
+        cells: int = 64,
+        ids: int = 16,
+        layout: Layout = Layout.UNIFIED,
+        recurrent: bool = False,
+        window: int | None = None,
+        stages: int = 1,
+        policy: str = "fcfs",
+        stops: dict[str, tuple[int, int]] | None = None,
+        options: dict[str, Any] | None = None,
+        max_call_rows: int = 63,
+        **steps: Any,
+    ) -> None:
         whole = recurrent or layout is Layout.STREAMS
-        self.limits = tuple(PoolLimits(
-            layout=layout, num_cells=cells, num_sequences=ids, recurrent=recurrent,
-            max_call_rows=max_call_rows,
-            sharing=Sharing.WHOLE_STATE if whole else Sharing.POSITIONAL) for _ in range(stages))
+        self.limits = tuple(
+            PoolLimits(
+                layout=layout,
+                num_cells=cells,
+                num_sequences=ids,
+                recurrent=recurrent,
+                max_call_rows=max_call_rows,
+                sharing=Sharing.WHOLE_STATE if whole else Sharing.POSITIONAL,
+            )
+            for _ in range(stages)
+        )
         self.model = ExactModel(recurrent=recurrent, window=window, vocabulary=VOCABULARY)
         self.stops = stops or {}
         self.engine = ExactEngine(self.limits, self.model, stops=self.stops)
         self.trace: list = []
-        self.scheduler = Scheduler(self.engine, make_policy(policy, **(options or {})), StepLimits(**steps),
-                                   observer=lambda flight, result: self.trace.append((flight, result)))
+        self.scheduler = Scheduler(
+            self.engine,
+            make_policy(policy, **(options or {})),
+            StepLimits(**steps),
+            observer=lambda flight, result: self.trace.append((flight, result)),
+        )
         self.requests: dict[str, Request] = {}
         self.ends: dict[str, Completion] = {}
         self.records: list[StepRecord] = []
@@ -110,13 +131,20 @@ class Serving:
     def solo(self, name: str) -> tuple[int, ...]:
         """What the session gives alone."""
         item = self.requests[name]
-        return expected_tokens(self.model, item.prompt, item.max_tokens, request_id=name,
-                               sampling=item.sampling,
-                               stop_token_ids=item.stop_token_ids, stop=self.stops.get(name),
-                               stages=len(self.limits))
+        return expected_tokens(
+            self.model,
+            item.prompt,
+            item.max_tokens,
+            request_id=name,
+            sampling=item.sampling,
+            stop_token_ids=item.stop_token_ids,
+            stop=self.stops.get(name),
+            stages=len(self.limits),
+        )
 
     def check_all_as_alone(self) -> None:
         """Every session that ended gave what it gives alone, and no step failed."""
-        assert {name: end.tokens for name,
-                end in self.ends.items()} == {name: self.solo(name) for name in self.ends}
+        assert {name: end.tokens for name, end in self.ends.items()} == {
+            name: self.solo(name) for name in self.ends
+        }
         assert self.totals.values["engine_failures"] == 0

@@ -1,5 +1,5 @@
-"""Cancellation in every state and in flight, late receipts, generations, victims, and engines that break
-off.
+"""Cancellation in every state and in flight, late receipts, generations,
+victims, and engines that break off.
 """
 
 from __future__ import annotations
@@ -28,9 +28,15 @@ def busy(**fields) -> Serving:
     return serving
 
 
-@pytest.mark.parametrize(("name", "state", "tokens"), [
-    ("w", SessionState.WAITING, 0), ("p", SessionState.RUNNING, 0), ("d", SessionState.RUNNING, 2),
-    ("s", SessionState.SUSPENDED, 2)])
+@pytest.mark.parametrize(
+    ("name", "state", "tokens"),
+    [
+        ("w", SessionState.WAITING, 0),
+        ("p", SessionState.RUNNING, 0),
+        ("d", SessionState.RUNNING, 2),
+        ("s", SessionState.SUSPENDED, 2),
+    ],
+)
 def test_cancel_in_every_queue_ends_once_and_frees_all(name: str, state: SessionState, tokens: int) -> None:
     serving = busy()
     assert serving.view(name).state is state
@@ -52,7 +58,7 @@ def test_cancel_of_a_resumed_session_in_the_middle_of_its_rebuild() -> None:
     serving.scheduler.cancel("d", serving.now_ms)
     serving.run()
     end = serving.ends.pop("d")
-    assert end.tokens == serving.solo("d")[:len(end.tokens)]
+    assert end.tokens == serving.solo("d")[: len(end.tokens)]
     serving.check_all_as_alone()
 
 
@@ -172,8 +178,9 @@ def test_failure_at_any_call_loses_nothing(call: int, fields: dict) -> None:
     assert failed == (call < calls)
     serving.run()
     assert serving.totals.values["engine_failures"] == failed
-    assert {name: end.tokens for name, end in serving.ends.items()} == {f"s{i}": serving.solo(f"s{i}")
-                                                                      for i in range(3)}
+    assert {name: end.tokens for name, end in serving.ends.items()} == {
+        f"s{i}": serving.solo(f"s{i}") for i in range(3)
+    }
 
 
 class Dead(ExactEngine):

@@ -23,11 +23,22 @@ def grow(cells: CellPool, seq_id: int, count: int) -> None:
     check_cells(cells)
 
 
-@pytest.mark.parametrize(("count", "width", "sizes"), [
-    (1, 63, [1]), (63, 63, [63]), (64, 63, [62, 2]), (65, 63, [63, 2]), (127, 63, [63, 62, 2]), (0, 63, []),
-    (3, 2, [2, 1]), (5, 4, [3, 2])])
-def test_calls_never_end_in_a_lone_row_that_could_have_company(count: int, width: int,
-                                                               sizes: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("count", "width", "sizes"),
+    [
+        (1, 63, [1]),
+        (63, 63, [63]),
+        (64, 63, [62, 2]),
+        (65, 63, [63, 2]),
+        (127, 63, [63, 62, 2]),
+        (0, 63, []),
+        (3, 2, [2, 1]),
+        (5, 4, [3, 2]),
+    ],
+)
+def test_calls_never_end_in_a_lone_row_that_could_have_company(
+    count: int, width: int, sizes: list[int]
+) -> None:
     assert split_rows(count, width) == sizes
 
 

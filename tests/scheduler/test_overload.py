@@ -1,5 +1,5 @@
-"""Overload: refusals are typed and carry numbers, everything else waits, and pressure never changes an
-answer.
+"""Overload: refusals are typed and carry numbers, everything else waits, and
+pressure never changes an answer.
 """
 
 from __future__ import annotations
@@ -10,15 +10,20 @@ from scheduler.limits import Layout, PoolLimits, StepLimits
 from scheduler.records import SamplingParams
 from tests.scheduler.serving import OPTIMISTIC, Serving, request
 
-LAYOUTS = [{"layout": Layout.UNIFIED}, {"layout": Layout.STOCK},
-           {"layout": Layout.UNIFIED, "recurrent": True},
-           {"layout": Layout.UNIFIED, "stages": 2}, {"layout": Layout.UNIFIED, "window": 3}]
+LAYOUTS = [
+    {"layout": Layout.UNIFIED},
+    {"layout": Layout.STOCK},
+    {"layout": Layout.UNIFIED, "recurrent": True},
+    {"layout": Layout.UNIFIED, "stages": 2},
+    {"layout": Layout.UNIFIED, "window": 3},
+]
 
 
 @pytest.mark.parametrize("fields", LAYOUTS, ids=str)
 @pytest.mark.parametrize(("rows", "accepted"), [(23, True), (24, True), (25, False)])
-def test_a_session_of_the_pools_size_runs_and_one_row_more_is_refused(rows: int, accepted: bool,
-                                                                      fields: dict) -> None:
+def test_a_session_of_the_pools_size_runs_and_one_row_more_is_refused(
+    rows: int, accepted: bool, fields: dict
+) -> None:
     serving = Serving(cells=24, **fields)
     (refusal,) = serving.submit(request("one", rows - 4, 5))
     if not accepted:
@@ -86,8 +91,9 @@ def test_full_queue_refuses_retryably_and_takes_the_request_later() -> None:
 
 
 def test_next_chunk_that_does_not_fit_parks_and_loses_nothing() -> None:
-    serving = Serving(cells=24, options=OPTIMISTIC, max_chunk_tokens=8, max_num_batched_tokens=10,
-                      prefix_cache=False)
+    serving = Serving(
+        cells=24, options=OPTIMISTIC, max_chunk_tokens=8, max_num_batched_tokens=10, prefix_cache=False
+    )
     serving.submit(request("d0", 2, 9), request("d1", 2, 9))
     serving.step()
     serving.submit(request("long", 20, 2))
@@ -162,21 +168,36 @@ def test_hidden_output_length_never_changes_a_plan_before_it_shows(hidden: int) 
         return made
 
     short, long = plans(hidden), plans(20)
-    assert short == long[:len(short)]
+    assert short == long[: len(short)]
     assert len(short) >= hidden
 
 
-@pytest.mark.parametrize("bad", [{"max_num_batched_tokens": 0}, {"max_num_seqs": 0}, {"max_waiting": 0},
-                                 {"prefix_block_tokens": 0}, {"max_chunk_tokens": 0}, {"max_idle_steps": 0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"max_num_batched_tokens": 0},
+        {"max_num_seqs": 0},
+        {"max_waiting": 0},
+        {"prefix_block_tokens": 0},
+        {"max_chunk_tokens": 0},
+        {"max_idle_steps": 0},
+    ],
+)
 def test_impossible_step_limits_are_named(bad: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         StepLimits(**bad)
 
 
-@pytest.mark.parametrize("bad",
-                         [{"num_cells": 0}, {"num_sequences": 0}, {"num_sequences": 257},
-                          {"max_call_rows": 1},
-                                 {"num_sequences": 1}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"num_cells": 0},
+        {"num_sequences": 0},
+        {"num_sequences": 257},
+        {"max_call_rows": 1},
+        {"num_sequences": 1},
+    ],
+)
 def test_impossible_pool_limits_are_refused(bad: dict) -> None:
     with pytest.raises(ValueError):
         PoolLimits(**bad)

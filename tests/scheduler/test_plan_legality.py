@@ -1,5 +1,5 @@
-"""Every negative case of a plan: a valid plan with exactly one change is rejected, by the rule that it
-breaks.
+"""Every negative case of a plan: a valid plan with exactly one change is
+rejected, by the rule that it breaks.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ POLICY = make_policy("fcfs")
 
 @pytest.fixture
 def state() -> SchedulerState:
-    """``d`` decodes, ``p`` is half prefilled, ``b`` rebuilds, ``w`` waits, ``u`` is not ready, ``s`` is
-    suspended.
+    """``d`` decodes, ``p`` is half prefilled, ``b`` rebuilds, ``w`` waits, ``u`` is
+    not ready, ``s`` is suspended.
     """
-    serving = Serving(cells=200, max_num_batched_tokens=8, max_chunk_tokens=4, max_num_seqs=6,
-                      prefix_cache=False)
-    serving.submit(request("d", 2, 9), request("b", 4, 9), request("s", 2, 9), request("p", 14, 9),
-                   request("u", 2, 9))
+    serving = Serving(
+        cells=200, max_num_batched_tokens=8, max_chunk_tokens=4, max_num_seqs=6, prefix_cache=False
+    )
+    serving.submit(
+        request("d", 2, 9), request("b", 4, 9), request("s", 2, 9), request("p", 14, 9), request("u", 2, 9)
+    )
     serving.step(3)
     for name in ("b", "s"):
         serving.scheduler.preempt(name, serving.now_ms)
@@ -61,17 +63,21 @@ def test_valid_plan_is_accepted(state: SchedulerState, plan: IterationPlan) -> N
 
 def chunk(name: str, **change: int | str) -> Callable[[IterationPlan], IterationPlan]:
     """Change one planned chunk and nothing else; shifts of ``start`` and ``stop`` are relative."""
+
     def mutate(plan: IterationPlan) -> IterationPlan:
         chunks = []
         for item in plan.chunks:
             if item.request_id == name:
-                shifted = {key: getattr(item, key) + value if isinstance(value, int) else value
-                           for key, value in change.items()}
+                shifted = {
+                    key: getattr(item, key) + value if isinstance(value, int) else value
+                    for key, value in change.items()
+                }
                 item = replace(item, **shifted)
             chunks.append(item)
         assert tuple(chunks) != plan.chunks
         rows = sum(item.stop - item.start for item in chunks)
         return replace(plan, chunks=tuple(chunks), ledger=replace(plan.ledger, num_tokens=rows))
+
     return mutate
 
 
@@ -80,8 +86,12 @@ def plan_with(**change: object) -> Callable[[IterationPlan], IterationPlan]:
 
 
 def ledger_with(**shift: int) -> Callable[[IterationPlan], IterationPlan]:
-    return lambda plan: replace(plan, ledger=replace(
-        plan.ledger, **{key: getattr(plan.ledger, key) + value for key, value in shift.items()}))
+    return lambda plan: replace(
+        plan,
+        ledger=replace(
+            plan.ledger, **{key: getattr(plan.ledger, key) + value for key, value in shift.items()}
+        ),
+    )
 
 
 def intents(*extra: QueueIntent) -> Callable[[IterationPlan], IterationPlan]:
@@ -139,19 +149,26 @@ NEGATIVE = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "mutate"), NEGATIVE,
-                         ids=[f"{i}-{rule}" for i, (rule, _) in enumerate(NEGATIVE)])
-def test_plan_with_one_change_is_rejected(rule: str, mutate: Callable[[IterationPlan], IterationPlan],
-                                          state: SchedulerState, plan: IterationPlan) -> None:
+@pytest.mark.parametrize(
+    ("rule", "mutate"), NEGATIVE, ids=[f"{i}-{rule}" for i, (rule, _) in enumerate(NEGATIVE)]
+)
+def test_plan_with_one_change_is_rejected(
+    rule: str, mutate: Callable[[IterationPlan], IterationPlan], state: SchedulerState, plan: IterationPlan
+) -> None:
     with pytest.raises(IllegalTransition, match=rule):
         validate_plan(state, mutate(plan), POLICY)
 
 
-@pytest.mark.parametrize(("rule", "budget"), [
-    ("token budget exceeded", {"max_num_batched_tokens": 3}),
-    ("sequence budget exceeded", {"max_num_seqs": 1})])
-def test_plan_over_a_budget_is_rejected(rule: str, budget: dict[str, int], state: SchedulerState,
-                                        plan: IterationPlan) -> None:
+@pytest.mark.parametrize(
+    ("rule", "budget"),
+    [
+        ("token budget exceeded", {"max_num_batched_tokens": 3}),
+        ("sequence budget exceeded", {"max_num_seqs": 1}),
+    ],
+)
+def test_plan_over_a_budget_is_rejected(
+    rule: str, budget: dict[str, int], state: SchedulerState, plan: IterationPlan
+) -> None:
     tight = replace(state, **budget)
     with pytest.raises(IllegalTransition, match=rule):
         validate_plan(tight, replace(plan, ledger=replace(plan.ledger, **budget)), POLICY)
@@ -165,8 +182,9 @@ def test_terminal_session_is_rejected(state: SchedulerState, plan: IterationPlan
 
 
 @pytest.mark.parametrize("between", [SessionState.PREEMPT_PENDING, SessionState.RESUME_PENDING])
-def test_session_between_queues_is_rejected(between: SessionState, state: SchedulerState,
-                                            plan: IterationPlan) -> None:
+def test_session_between_queues_is_rejected(
+    between: SessionState, state: SchedulerState, plan: IterationPlan
+) -> None:
     views = dict(state.views)
     views["d"] = replace(views["d"], state=between)
     with pytest.raises(IllegalTransition, match="neither running nor entering"):

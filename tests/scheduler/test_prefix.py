@@ -57,9 +57,18 @@ def test_a_state_is_kept_where_two_prompts_part() -> None:
     serving.check_all_as_alone()
 
 
-@pytest.mark.parametrize("fields",
-                         [{}, {"window": 4}, {"recurrent": True}, {"layout": Layout.STREAMS, "cells": 480},
-                                    {"layout": Layout.STOCK}, {"stages": 2}], ids=str)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"window": 4},
+        {"recurrent": True},
+        {"layout": Layout.STREAMS, "cells": 480},
+        {"layout": Layout.STOCK},
+        {"stages": 2},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("length", [1, 2, 16, 17])
 def test_full_hit_recomputes_at_least_one_token(length: int, fields: dict) -> None:
     serving = Serving(prefix_block_tokens=1, **fields)

@@ -34,8 +34,12 @@ NOW_MS = 30.0
 def flown() -> tuple[Flight, IterationResult]:
     """``d`` decodes, ``f`` ends its prefill, ``p`` is in the middle of its own, ``b`` rebuilds."""
     serving = Serving(cells=200, max_num_batched_tokens=12, max_chunk_tokens=4, prefix_cache=False)
-    serving.submit(request("d", 2, 9, client_id="x"), request("b", 8, 9, client_id="y"), request("f", 8, 4),
-                   request("p", 30, 4, client_id="x"))
+    serving.submit(
+        request("d", 2, 9, client_id="x"),
+        request("b", 8, 9, client_id="y"),
+        request("f", 8, 4),
+        request("p", 30, 4, client_id="x"),
+    )
     serving.step(2)
     serving.scheduler.preempt("b", serving.now_ms)
     serving.step()
@@ -49,10 +53,12 @@ def item(result: IterationResult, name: str) -> ChunkResult:
 
 def changed(name: str, **change: int | None) -> Callable[[IterationResult], IterationResult]:
     def mutate(result: IterationResult) -> IterationResult:
-        chunks = tuple(chunk._replace(**change) if chunk.request_id == name else chunk
-                       for chunk in result.chunks)
+        chunks = tuple(
+            chunk._replace(**change) if chunk.request_id == name else chunk for chunk in result.chunks
+        )
         assert chunks != result.chunks
         return replace(result, chunks=chunks)
+
     return mutate
 
 
@@ -69,8 +75,9 @@ def too_far(result: IterationResult) -> IterationResult:
 
 
 def debit(client: str, rows: int) -> Callable[[IterationResult], IterationResult]:
-    return lambda result: replace(result,
-                                  debits={**result.debits, client: result.debits.get(client, 0) + rows})
+    return lambda result: replace(
+        result, debits={**result.debits, client: result.debits.get(client, 0) + rows}
+    )
 
 
 def planned_service(result: IterationResult) -> IterationResult:
@@ -106,10 +113,12 @@ def test_true_result_is_accepted_and_charges_no_rebuild(flown: tuple[Flight, Ite
     assert "y" not in result.debits
 
 
-@pytest.mark.parametrize(("rule", "mutate"), NEGATIVE,
-                         ids=[f"{i}-{rule}" for i, (rule, _) in enumerate(NEGATIVE)])
-def test_result_with_one_change_is_rejected(rule: str, mutate: Callable[[IterationResult], IterationResult],
-                                            flown: tuple[Flight, IterationResult]) -> None:
+@pytest.mark.parametrize(
+    ("rule", "mutate"), NEGATIVE, ids=[f"{i}-{rule}" for i, (rule, _) in enumerate(NEGATIVE)]
+)
+def test_result_with_one_change_is_rejected(
+    rule: str, mutate: Callable[[IterationResult], IterationResult], flown: tuple[Flight, IterationResult]
+) -> None:
     flight, result = flown
     with pytest.raises(IllegalTransition, match=rule):
         validate_result(flight.plan, mutate(result), flight.views, now_ms=NOW_MS)
@@ -120,54 +129,83 @@ def test_result_with_one_change_is_rejected(rule: str, mutate: Callable[[Iterati
 
 def suspended(prompt: int, emitted: int, committed: int, epoch: int = 11) -> SessionView:
     asked = Request(request_id="s", prompt=tuple(range(prompt)), max_tokens=20)
-    return SessionView(asked, 0, SessionState.SUSPENDED, emitted, 0, committed, 0, 9, epoch, True, 0.0, None,
-                       None)
+    return SessionView(
+        asked, 0, SessionState.SUSPENDED, emitted, 0, committed, 0, 9, epoch, True, 0.0, None, None
+    )
 
 
-@pytest.mark.parametrize(("kind", "ready", "target", "rebuild"), [
-    (Preservation.EXACT, 6, 6, (6, 6)), (Preservation.RECOMPUTE, 0, 6, (0, 6)),
-    (Preservation.PARTIAL, 4, 7, (4, 7)),
-    (Preservation.FAILED, 3, 5, (0, 5))])
-def test_ticket_rebuilds_exactly_what_is_not_ready(kind: Preservation, ready: int, target: int,
-                                                   rebuild: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "ready", "target", "rebuild"),
+    [
+        (Preservation.EXACT, 6, 6, (6, 6)),
+        (Preservation.RECOMPUTE, 0, 6, (0, 6)),
+        (Preservation.PARTIAL, 4, 7, (4, 7)),
+        (Preservation.FAILED, 3, 5, (0, 5)),
+    ],
+)
+def test_ticket_rebuilds_exactly_what_is_not_ready(
+    kind: Preservation, ready: int, target: int, rebuild: tuple[int, int]
+) -> None:
     view = suspended(prompt=4, emitted=target - 3, committed=target)
     key = suspension_key(view)
-    ticket = issue_ticket(view, ReleaseReceipt(key, True, target), PreservationReceipt(key, kind, ready),
-                          allocation_ready=True, stages_ready=True)
+    ticket = issue_ticket(
+        view,
+        ReleaseReceipt(key, True, target),
+        PreservationReceipt(key, kind, ready),
+        allocation_ready=True,
+        stages_ready=True,
+    )
     assert (ticket.ready_tokens, ticket.target_tokens) == rebuild
     assert view.limit_at(rebuild[1]) == target + 1  # then one decoded row
 
 
-@pytest.mark.parametrize(("part", "change"), [
-    ("not suspended", {"view": {"state": SessionState.RUNNING}}),
-    ("not suspended", {"view": {"state": SessionState.PREEMPT_PENDING}}),
-    ("another generation, snapshot or epoch", {"release": {"epoch": 10}}),
-    ("another generation, snapshot or epoch", {"preservation": {"epoch": 10}}),
-    ("another generation, snapshot or epoch", {"release": {"generation": 1}}),
-    ("another generation, snapshot or epoch", {"release": {"snapshot": 5}}),
-    ("another generation, snapshot or epoch", {"preservation": {"request_id": "t"}}),
-    ("release still pending", {"confirmed": False}),
-    ("promotion still in flight", {"promoted": False}),
-    ("allocation not ready", {"allocation_ready": False}),
-    ("stages not ready", {"stages_ready": False}),
-    ("ready prefix of 8", {"ready": 8}),
-    ("ready prefix of -1", {"ready": -1})])
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("not suspended", {"view": {"state": SessionState.RUNNING}}),
+        ("not suspended", {"view": {"state": SessionState.PREEMPT_PENDING}}),
+        ("another generation, snapshot or epoch", {"release": {"epoch": 10}}),
+        ("another generation, snapshot or epoch", {"preservation": {"epoch": 10}}),
+        ("another generation, snapshot or epoch", {"release": {"generation": 1}}),
+        ("another generation, snapshot or epoch", {"release": {"snapshot": 5}}),
+        ("another generation, snapshot or epoch", {"preservation": {"request_id": "t"}}),
+        ("release still pending", {"confirmed": False}),
+        ("promotion still in flight", {"promoted": False}),
+        ("allocation not ready", {"allocation_ready": False}),
+        ("stages not ready", {"stages_ready": False}),
+        ("ready prefix of 8", {"ready": 8}),
+        ("ready prefix of -1", {"ready": -1}),
+    ],
+)
 def test_ticket_needs_every_part(part: str, change: dict) -> None:
     view = suspended(prompt=4, emitted=3, committed=6)
     key = suspension_key(view)
     release = ReleaseReceipt(replace(key, **change.get("release", {})), change.get("confirmed", True), 6)
-    preservation = PreservationReceipt(replace(key, **change.get("preservation", {})), Preservation.PARTIAL,
-                                       change.get("ready", 2), change.get("promoted", True))
+    preservation = PreservationReceipt(
+        replace(key, **change.get("preservation", {})),
+        Preservation.PARTIAL,
+        change.get("ready", 2),
+        change.get("promoted", True),
+    )
     with pytest.raises(IllegalTransition, match=part):
-        issue_ticket(replace(view, **change.get("view", {})), release, preservation,
-                     allocation_ready=change.get("allocation_ready", True),
-                     stages_ready=change.get("stages_ready", True))
+        issue_ticket(
+            replace(view, **change.get("view", {})),
+            release,
+            preservation,
+            allocation_ready=change.get("allocation_ready", True),
+            stages_ready=change.get("stages_ready", True),
+        )
 
 
 def test_ticket_before_the_first_token_takes_what_others_computed() -> None:
     view = suspended(prompt=9, emitted=0, committed=3)
-    ticket = issue_ticket(view, ReleaseReceipt(suspension_key(view), True, 3), preservation_receipt(view, 7),
-                          allocation_ready=True, stages_ready=True)
+    ticket = issue_ticket(
+        view,
+        ReleaseReceipt(suspension_key(view), True, 3),
+        preservation_receipt(view, 7),
+        allocation_ready=True,
+        stages_ready=True,
+    )
     assert (ticket.ready_tokens, ticket.target_tokens) == (7, 7)
 
 

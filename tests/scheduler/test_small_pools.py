@@ -27,8 +27,13 @@ def sample_cases(cells: int):
 
 
 def play(sessions, arrivals, *, optimistic: bool, shared: bool, **fields) -> Serving:
-    serving = Serving(options=OPTIMISTIC if optimistic else {}, prefix_block_tokens=1, max_num_seqs=4,
-                      max_idle_steps=8, **fields)
+    serving = Serving(
+        options=OPTIMISTIC if optimistic else {},
+        prefix_block_tokens=1,
+        max_num_seqs=4,
+        max_idle_steps=8,
+        **fields,
+    )
     work = sum(p + t for p, t in sessions)
     for step in range(STEPS_PER_ROW * work + 8):
         for index, (p, t) in enumerate(sessions):
@@ -51,8 +56,16 @@ def test_small_pools_have_no_livelock(cells: int, shared: bool, recurrent: bool)
     played = preempted = 0
     for sessions, arrivals in sample_cases(cells):
         for optimistic, ids in ((False, 6), (True, 3)) if len(sessions) == 4 else ((True, 3), (True, 12)):
-            serving = play(sessions, arrivals, optimistic=optimistic, shared=shared, cells=cells, ids=ids,
-                           recurrent=recurrent, max_num_batched_tokens=3)
+            serving = play(
+                sessions,
+                arrivals,
+                optimistic=optimistic,
+                shared=shared,
+                cells=cells,
+                ids=ids,
+                recurrent=recurrent,
+                max_num_batched_tokens=3,
+            )
             preempted += serving.totals.values["preempted"]
             played += 1
     assert played > 200
@@ -84,12 +97,21 @@ def number_of_cases(cells: int, most_rows: dict[int, int]) -> int:
     return sum((n * (n + 1) // 2) ** count * 2 ** (count - 1) for count, n in fitting.items())
 
 
-def check_every_case(cells: int, most_rows: dict[int, int], *, shared: bool = False,
-                     recurrent: bool = False) -> None:
+def check_every_case(
+    cells: int, most_rows: dict[int, int], *, shared: bool = False, recurrent: bool = False
+) -> None:
     played, preempted = {}, 0
     for sessions, arrivals in enumerate_cases(cells, most_rows):
-        serving = play(sessions, arrivals, optimistic=True, shared=shared, cells=cells, ids=12,
-                       recurrent=recurrent, max_num_batched_tokens=3)
+        serving = play(
+            sessions,
+            arrivals,
+            optimistic=True,
+            shared=shared,
+            cells=cells,
+            ids=12,
+            recurrent=recurrent,
+            max_num_batched_tokens=3,
+        )
         played[sessions, arrivals] = len(serving.ends)
         preempted += serving.totals.values["preempted"]
     assert all(ended == len(sessions) for (sessions, _), ended in played.items())
@@ -129,11 +151,23 @@ def test_enumeration_is_as_large_as_it_says() -> None:
 def test_no_policy_has_a_livelock_in_a_small_pool(policy: str) -> None:
     for sessions, arrivals in itertools.islice(sample_cases(6), 0, None, 23):
         for ids, recurrent in itertools.product((3, 12), (False, True)):
-            serving = Serving(policy=policy, prefix_block_tokens=1, max_num_seqs=4, cells=6, ids=ids,
-                              recurrent=recurrent, max_num_batched_tokens=3)
+            serving = Serving(
+                policy=policy,
+                prefix_block_tokens=1,
+                max_num_seqs=4,
+                cells=6,
+                ids=ids,
+                recurrent=recurrent,
+                max_num_batched_tokens=3,
+            )
             for step in range(max(arrivals) + 1):
-                serving.submit(*[request(f"s{i}", range(p), t) for i, (p, t) in enumerate(sessions)
-                                 if arrivals[i] == step])
+                serving.submit(
+                    *[
+                        request(f"s{i}", range(p), t)
+                        for i, (p, t) in enumerate(sessions)
+                        if arrivals[i] == step
+                    ]
+                )
                 serving.step()
             serving.run(most=40 * sum(map(sum, sessions)))
             serving.check_all_as_alone()

@@ -234,8 +234,9 @@ def start(*command: str) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def dask_cluster(tmp_path: Path):
-    """Address of a scheduler with two workers, and the workers' processes. Nothing restarts a worker that
-    ends."""
+    """Address of a scheduler with two workers, and the workers' processes.
+    Nothing restarts a worker that ends.
+    """
     distributed = pytest.importorskip("distributed")
     file = tmp_path / "scheduler.json"
     processes = [

@@ -82,7 +82,7 @@ def test_bench_writes_telemetry_that_is_read_back(tmp_path: Path):
         run(bench_command, *ENGINE, "--telemetry", tmp_path / "no" / "folder")
 
 
-# -- ceiling -------------------------------------------------------------------------------------------------
+# -- ceiling
 
 
 def test_more_lanes_than_the_state_budget_affords_cost_one_line_that_names_it():
@@ -133,7 +133,7 @@ def test_state_budget_bounds_the_ids_of_a_hybrid_and_of_nobody_else():
     assert ids("llama", None) == ids("llama", 10)
 
 
-# -- cutover -------------------------------------------------------------------------------------------------
+# -- cutover
 
 SMALL_GATE = ["--target", "2", "--num-prompts", "4", "--curve-prompts", "2", "--pairs", "1"]
 
@@ -170,7 +170,7 @@ def test_model_that_is_not_correct_is_not_measured(monkeypatch, tmp_path, capsys
     assert code is ExitCode.UNKNOWN  # fast, and not shown to be right
 
 
-# -- peers ---------------------------------------------------------------------------------------------------
+# -- peers
 
 
 def test_llama_server_gets_the_same_model_threads_context_and_slots():

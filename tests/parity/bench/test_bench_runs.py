@@ -1,5 +1,6 @@
-"""Real runs on the tiny llama: every request has a record, counters are exact, a sweep goes on where it
-was."""
+"""Real runs on the tiny llama: every request has a record, counters are
+exact, a sweep goes on where it was.
+"""
 
 from __future__ import annotations
 
@@ -207,7 +208,7 @@ def test_sweep_runs_a_point_once_and_other_settings_anew(tmp_path: Path):
     assert [path.name for path in save_plots(first, tmp_path)] == ["throughput.png"]
 
 
-# -- gate ----------------------------------------------------------------------------------------------------
+# -- gate
 
 
 def test_gate_has_a_row_for_every_claim_and_overload_refuses_instead_of_failing():

@@ -32,8 +32,9 @@ def url(served: ServedModel) -> Iterator[str]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., str]]:
-    """Starts a server of its own with other engine or HTTP settings; everything is drained at the test's
-    end."""
+    """Starts a server of its own with other engine or HTTP settings;
+    everything is drained at the test's end.
+    """
     with ExitStack() as stack:
 
         def run(*, app: AppSettings | None = None, change=None, **engine) -> str:

@@ -1,5 +1,6 @@
-"""Black-box parity: green where answers are the same, red on planted faults, unknown where nothing was
-proved."""
+"""Black-box parity: green where answers are the same, red on planted faults,
+unknown where nothing was proved.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +114,7 @@ def test_prompts_mix_lengths_and_share_prefixes():
     assert len(shared) == 1
 
 
-# -- judgement over answers, no server -----------------------------------------------------------------------
+# -- judgement over answers, no server
 
 
 def answers(**changed: EndpointAnswer) -> list[Asked]:

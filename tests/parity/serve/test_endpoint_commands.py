@@ -1,5 +1,6 @@
 """Both doors to the black-box check, ``parity check --endpoint`` and ``parity check-endpoint``: defaults,
-exit codes, duration, and a server that gives nothing but text."""
+exit codes, duration, and a server that gives nothing but text.
+"""
 
 from __future__ import annotations
 

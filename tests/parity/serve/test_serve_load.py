@@ -1,5 +1,6 @@
-"""Many clients at once: nothing lost, nothing mixed up, cells given back, refusals that say when to come
-again."""
+"""Many clients at once: nothing lost, nothing mixed up, cells given back,
+refusals that say when to come again.
+"""
 
 from __future__ import annotations
 

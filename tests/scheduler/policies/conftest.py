@@ -1,5 +1,6 @@
-"""Each contract test says which policies it ran, so that `parity policies --check` can count them by
-policy."""
+"""Each contract test says which policies it ran, so that `parity policies
+--check` can count them by policy.
+"""
 
 from __future__ import annotations
 

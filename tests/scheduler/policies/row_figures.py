@@ -9,8 +9,8 @@ from scheduler.records import IntentKind, IterationPlan, Phase
 
 
 def causal_pairs(start: int, stop: int) -> int:
-    """Query-key pairs of a chunk of c rows at s: ``c*s + c*(c + 1)/2``; over a prompt of S rows they sum to
-    S(S+1)/2.
+    """Query-key pairs of a chunk of c rows at s: ``c*s + c*(c + 1)/2``; over a prompt
+    of S rows they sum to S(S+1)/2.
     """
     count = stop - start
     return count * start + count * (count + 1) // 2

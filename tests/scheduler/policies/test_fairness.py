@@ -1,5 +1,5 @@
-"""Numbers of fairness: client gaps, VTC, its completion-settled relative, aging, reuse quotas, MLFQ,
-starvation.
+"""Numbers of fairness: client gaps, VTC, its completion-settled relative, aging,
+reuse quotas, MLFQ, starvation.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ def test_equal_goodput_hides_who_got_it(policy, options, valid):
 
 
 # -- aging and starvation
-# ------------------------------------------------------------------------------------------
 
 
 def pressed(policy: str, options=None, ticks: int = 12):
@@ -74,12 +73,11 @@ def test_a_client_without_work_in_the_whole_interval_is_not_starved():
 
 
 # -- reuse quotas
-# ----------------------------------------------------------------------------------------------------
 
 
 def reuse(policy_options: dict, policy: str = "preble_quota"):
-    """A prompt is resident; then one hot request that shares it arrives each tick, and one cold request at
-    the start.
+    """A prompt is resident; then one hot request that shares it arrives each tick, and
+    one cold request at the start.
     """
     first = session(16, 1, first_token=500)
     cold = session(16, 1, at=2, first_token=9000, client_id="cold")
@@ -134,12 +132,11 @@ def test_no_group_is_suppressed_in_any_cycle():
 
 
 # -- MLFQ
-# ------------------------------------------------------------------------------------------------------------
 
 
 def mlfq(promote_after_ms: float, epochs: int = 20):
-    """A prompt whose first step costs 4 joins the queue of quantum 4; a job of cost 1 comes to the first
-    every tick.
+    """A prompt whose first step costs 4 joins the queue of quantum 4; a job of cost 1
+    comes to the first every tick.
     """
     long = session(4, 1, client_id="long", first_token=900)
     short = [session(1, 1, at=t, client_id="short", first_token=2000 + t) for t in range(epochs)]

@@ -66,8 +66,8 @@ def test_all_policies_give_identical_outputs_and_differ_in_their_traces(family, 
 
 
 def test_every_policy_schedules_some_workload_in_a_way_of_its_own():
-    """Only layer_ready without facts and sarathi_serve without a budget of its own are the default by
-    definition.
+    """Only layer_ready without facts and sarathi_serve without a budget of its own
+    are the default by definition.
     """
     crowd = [
         replace(with_variety(crowded_case("fcfs")), max_num_seqs=3, pool_cells=60, num_sequences=5),

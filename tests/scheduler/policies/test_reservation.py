@@ -29,8 +29,8 @@ HIDDEN_ROWS = {name: realised - 1 for name, (*_, realised) in TOTALS.items()}
 
 
 class PreservedRows:
-    """Facts of a memory in which every suspended session's rows were preserved whole, and one session more
-    runs.
+    """Facts of a memory in which every suspended session's rows were preserved
+    whole, and one session more runs.
     """
 
     def available_rows(self) -> int:
@@ -135,8 +135,8 @@ def test_maximum_leaves_5_rows_unused_and_point_and_p90_are_11_and_3_rows_short(
 
 @pytest.mark.parametrize("kind", ["point", "p90"])
 def test_c_is_the_victim_when_an_optimistic_plan_is_one_row_short(kind):
-    """The same totals as new sessions beside a holder of 5 rows that grows by one a step: 11 + 21 rows at the
-    peak.
+    """The same totals as new sessions beside a holder of 5 rows that grows by one a
+    step: 11 + 21 rows at the peak.
     """
     forecasts = {f"s{i + 1}": forecast for i, forecast in enumerate(FORECASTS.values())}
     option = dict(POLICIES[kind], forecasts={**forecasts, "s0": {"point": 1, "p90": 1}})

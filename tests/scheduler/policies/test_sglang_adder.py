@@ -91,7 +91,6 @@ def test_decodes_wait_while_a_prefill_batch_can_be_made():
 
 
 # -- warm and cold
-# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -114,8 +113,8 @@ def test_affinity_decides_as_its_table_says(warm, lead, skips, passes, age_ms, v
 
 
 def warm_and_cold(waves: int, **options) -> Replay:
-    """A prompt of 100 tokens is resident; each tick a warm request that shares it leads, a cold one waits
-    from tick 2.
+    """A prompt of 100 tokens is resident; each tick a warm request that shares it
+    leads, a cold one waits from tick 2.
     """
     shared = [session(100, 1, first_token=500)]
     warm = [session(100, 1, at=2 + wave, first_token=500) for wave in range(waves)]

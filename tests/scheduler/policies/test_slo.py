@@ -1,5 +1,5 @@
-"""Numbers of deadlines, overload, tails: least slack, bounded and rejecting overload, SCORPIO's guards,
-DistServe.
+"""Numbers of deadlines, overload, tails: least slack, bounded and rejecting
+overload, SCORPIO's guards, DistServe.
 """
 
 from __future__ import annotations

@@ -104,7 +104,6 @@ def test_a_waiting_session_needs_rows_for_its_next_chunk_only():
 
 
 # -- resume
-# ----------------------------------------------------------------------------------------------------------
 
 
 def suspended(prompt: int, emitted: int, *, epoch: int = 1, generation: int = 0) -> SessionView:

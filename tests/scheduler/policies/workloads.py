@@ -19,8 +19,9 @@ def session(
     hidden: int | None = None,
     **fields,
 ) -> Session:
-    """A session of ``prompt_tokens`` and at most ``outputs``; ``hidden`` outputs are realised if it is
-    given."""
+    """A session of ``prompt_tokens`` and at most ``outputs``; ``hidden``
+    outputs are realised if it is given.
+    """
     prompt = tuple(range(first_token, first_token + prompt_tokens))
     stops = (STOP_TOKEN,) if hidden is not None else ()
     return Session(
