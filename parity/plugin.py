@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from parity.errors import UsageError
-from parity.families import load_families
-from parity.plugins import Brought
+from parity.models.families import load_families
+from parity.run.under_test import Brought
 
 ON_DEMAND = ("quantised", "nightly")
 
@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    from parity.provenance import provenance_line
+    from parity.run.profiles import provenance_line
 
     if hasattr(config, "workerinput"):
         return []

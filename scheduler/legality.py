@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from scheduler import records
+from scheduler.policy.state import SchedulerState
 from scheduler.records import BudgetLedger, IntentKind, Phase, SessionState, SessionView
 
 if TYPE_CHECKING:
-    from scheduler.policies.base import Policy
+    from scheduler.policy.base import Policy
 
 _QUEUED = (SessionState.WAITING, SessionState.SUSPENDED)
 _ENTRIES = (IntentKind.ADMIT, IntentKind.RESUME)
@@ -30,7 +31,7 @@ def require(condition: bool, rule: str, subject: object) -> None:
         raise records.IllegalTransition(f"{rule}: {subject}")
 
 
-def validate_plan(state: records.SchedulerState, plan: records.IterationPlan, policy: Policy) -> None:
+def validate_plan(state: SchedulerState, plan: records.IterationPlan, policy: Policy) -> None:
     """Raise ``IllegalTransition`` unless ``plan`` is one that ``policy`` may make of ``state``."""
     require(
         (plan.decision_id, plan.input_version) == (state.decision_id, state.version),
@@ -63,9 +64,7 @@ def validate_plan(state: records.SchedulerState, plan: records.IterationPlan, po
     require(list(keys) == sorted(keys), "chunks out of the order of their keys", keys)
 
 
-def _check_chunk(
-    state: records.SchedulerState, chunk: records.PlannedChunk, intent: IntentKind | None
-) -> None:
+def _check_chunk(state: SchedulerState, chunk: records.PlannedChunk, intent: IntentKind | None) -> None:
     view = state.views.get(chunk.request_id)
     require(view is not None, "session is unknown, or has ended", chunk)
     require(

@@ -11,7 +11,8 @@ from scheduler.flight import Flight, compose_batch, plan_without
 from scheduler.legality import require, validate_plan, validate_result
 from scheduler.limits import StepLimits
 from scheduler.memory import Memory
-from scheduler.policies.base import Policy
+from scheduler.policy.base import Policy
+from scheduler.policy.state import SchedulerState
 from scheduler.records import FinishReason, IntentKind, Phase, Refusal, SessionState, SessionView
 from scheduler.sessions import SessionTable
 from scheduler.telemetry import StepRecord
@@ -118,10 +119,10 @@ class Scheduler:
         """Nothing is live and nothing is in flight."""
         return not self.table.views and self._flight is None
 
-    def state(self, now_ms: float) -> records.SchedulerState:
+    def state(self, now_ms: float) -> SchedulerState:
         """What policies see now."""
         table, steps = self.table, self.steps
-        return records.SchedulerState(
+        return SchedulerState(
             self._decision,
             table.version,
             now_ms,

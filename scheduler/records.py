@@ -6,13 +6,13 @@ Counts of one session: ``p`` prompt tokens, ``e`` emitted tokens, ``c`` computed
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from scheduler.memory import Memory
+    pass
 
 
 class SessionState(Enum):
@@ -156,25 +156,6 @@ class SessionView:
         if start < self.committed:
             return self.committed
         return start + 1 if self.emitted else len(self.request.prompt)
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerState:
-    """What a policy sees: written by the loop, one per decision. The collections are read-only."""
-
-    decision_id: int
-    version: int
-    now_ms: float
-    waiting: Collection[str]
-    running: Collection[str]
-    suspended: Collection[str]
-    views: Mapping[str, SessionView]
-    memory: Memory
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_chunk_tokens: int
-    service: Mapping[str, int]
-    policy_memory: Any = None
 
 
 @dataclass(frozen=True, slots=True)

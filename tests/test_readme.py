@@ -9,9 +9,9 @@ import shlex
 import pytest
 import yaml
 
-from parity.families import KvClass, load_families
 from parity.golden.cases import GoldenMode, golden_path
 from parity.golden.record import Golden
+from parity.models.families import KvClass, load_families
 from parity.store import REPOSITORY
 
 TEXT = (REPOSITORY / "README.md").read_text(encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parity.drive import Run
+from parity.history import Run
 from parity.records import FaultKind
 from scheduler.loop import MAX_ENGINE_FAILURES
 from scheduler.records import FinishReason

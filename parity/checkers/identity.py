@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from parity.drive import Run, session_index
+from parity.history import Run, session_index
 from parity.records import Divergence
 from scheduler.engine import PAD_ROW
 from scheduler.records import FinishReason

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from parity.drive import Run, TraceStep, session_index
+from parity.history import Run, TraceStep, session_index
 from parity.records import FaultKind
 from scheduler.engine import PAD_ROW
 from scheduler.limits import Layout

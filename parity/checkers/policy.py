@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 
-from parity.drive import Run, TraceStep
-from scheduler.policies.cost import ExclusiveCost
+from parity.history import Run, TraceStep
+from scheduler.policy.cost import ExclusiveCost
 from scheduler.records import (
     BudgetLedger,
     IterationPlan,

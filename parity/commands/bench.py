@@ -21,7 +21,7 @@ from parity.bench.summary import METRICS, Goodput
 from parity.bench.sweep import Point, SweepOptions, csv_text, run_sweep
 from parity.bench.workload import MIXES, Lengths, PrefixShape, Workload
 from parity.errors import ExitCode, UsageError
-from parity.provenance import provenance_line
+from parity.run.profiles import provenance_line
 from parity.serve.options import engine_options, settings_from, telemetry_option
 from parity.serve.served_model import EngineSettings, open_served
 from parity.store import save_text

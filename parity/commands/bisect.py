@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from parity.case_files import load_case
-from parity.cause import diagnose
+from parity.campaign.diagnose import diagnose
+from parity.campaign.rerun import Rerun
+from parity.cases.files import load_case
 from parity.errors import ExitCode
 from parity.mutants import find_mutant
-from parity.rerun import Rerun
 
 
 @click.command()

@@ -18,14 +18,13 @@ from rich.table import Table
 
 from parity.commands import check_endpoint
 from parity.errors import ExitCode, UsageError
-from parity.families import family_names, load_family
 from parity.models import resolve_model
-from parity.plugins import Brought, brought_options
-from parity.profiles import profile_of
-from parity.provenance import provenance, provenance_line
+from parity.models.families import family_names, load_family
 from parity.records import Tier, Verdict
+from parity.run.profiles import profile_of, provenance, provenance_line
+from parity.run.under_test import Brought, brought_options
 from parity.store import save_text
-from parity.suite import SuiteResult, run_suite
+from parity.suites.suite import SuiteResult, run_suite
 from scheduler.limits import Layout
 from scheduler.policies import policy_names
 

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from parity.endpoint_check import EndpointOptions, check_endpoint, summary_lines
+from parity.endpoint.check import EndpointOptions, check_endpoint, summary_lines
 from parity.errors import ExitCode
 from parity.records import Tier
 from parity.store import save_text

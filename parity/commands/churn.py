@@ -8,8 +8,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from parity.bench.scheduler_alone import run_churn
 from parity.errors import ExitCode
-from parity.exact_load import run_churn
 
 
 @click.command()

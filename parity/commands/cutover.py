@@ -15,13 +15,13 @@ from parity.bench.clocks import ClockKind
 from parity.bench.cutover import Cutover, CutoverOptions, GateRow, Margins
 from parity.bench.summary import Goodput
 from parity.errors import ExitCode, UsageError
-from parity.families import family_names
 from parity.models import resolve_model
-from parity.provenance import provenance_line
+from parity.models.families import family_names
 from parity.records import Verdict
+from parity.run.profiles import provenance_line
 from parity.serve.options import settings_from, shared_engine_options
 from parity.store import save_text
-from parity.suite import run_suite
+from parity.suites.suite import run_suite
 from scheduler.limits import Layout
 
 _RATIO = click.FloatRange(0)

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from parity.errors import ExitCode
 from parity.models import resolve_model
-from parity.profiles import choose, profile_of, try_all
-from parity.provenance import provenance_line
+from parity.run.profiles import choose, profile_of, provenance_line, try_all
 
 
 @click.command()

@@ -6,8 +6,8 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
+from parity.bench.scheduler_alone import run_endurance, run_small_cases, step_microseconds
 from parity.errors import ExitCode
-from parity.exact_load import run_endurance, run_small_cases, step_microseconds
 
 LONG_QUEUE, SHORT_QUEUE, LANES = 100_000, 100, 64
 FEWEST_CASES = 10_000  # a minute on one core

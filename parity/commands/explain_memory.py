@@ -6,11 +6,11 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from parity.components import Assumptions, Component, binding_component, model_components
 from parity.errors import ExitCode
-from parity.families import load_families
 from parity.models import resolve_model
 from parity.models.facts import ModelFacts, read_facts
+from parity.models.families import load_families
+from parity.models.memory import Assumptions, Component, binding_component, model_components
 
 PAD_IDS, EMPTY_IDS = 1, 1  # an id for padding rows; hybrids keep one that holds nothing
 

@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 from parity.errors import ExitCode
-from parity.families import Family, ModelRow, RowSource, chosen_families
+from parity.models.families import Family, ModelRow, RowSource, chosen_families
 from parity.models.hub import fetch_file, look_up
 from parity.models.hub_file import HubSettings, hub_file
 from parity.models.package_source import install_package

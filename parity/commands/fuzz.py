@@ -10,23 +10,26 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from parity.campaign import DEFAULT_LAYOUTS, FEATURE_PAIRS, Plan, first_complaint
-from parity.campaign_run import (
+from parity.campaign.campaign import (
     DATABASE_KEY,
+    DEFAULT_LAYOUTS,
+    FEATURE_PAIRS,
     Found,
+    Plan,
     Tally,
+    first_complaint,
     keep_failures,
     known_failures,
     open_database,
     open_executor,
     run_campaign,
 )
+from parity.campaign.rerun import Rerun
+from parity.cases.shrink import fault_signature
 from parity.checkers.marks import MARKS
 from parity.errors import ExitCode, UsageError
-from parity.families import load_families, load_family
+from parity.models.families import load_families, load_family
 from parity.records import Verdict
-from parity.rerun import Rerun
-from parity.signature import fault_signature
 from parity.store import save_text
 from scheduler.limits import Layout
 from scheduler.policies import policy_names

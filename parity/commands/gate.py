@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from parity.errors import ExitCode
-from parity.families import family_names, load_family
 from parity.gate.plan import parse_required
 from parity.gate.records import (
     DEFAULT_SESSIONS,
@@ -21,7 +20,7 @@ from parity.gate.records import (
     GateResult,
 )
 from parity.gate.running import run_gate
-from parity.provenance import provenance_line
+from parity.models.families import family_names, load_family
 from parity.records import Verdict
 from parity.report.annotations import annotations_of
 from parity.report.data import result_to_json
@@ -29,6 +28,7 @@ from parity.report.history import gather_histories
 from parity.report.html import result_to_html
 from parity.report.junit import result_to_junit
 from parity.report.markdown import result_to_markdown
+from parity.run.profiles import provenance_line
 from parity.store import save_text
 
 OUTPUT = click.Path(dir_okay=False, path_type=Path)

@@ -18,20 +18,19 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from parity.drive import Driver
+from parity.engines.numerics import NumericsProfile
 from parity.engines.pool import SamplingEngine
-from parity.engines.stages_build import StageChains
 from parity.errors import ExitCode, UsageError
-from parity.families import load_family
 from parity.models import ModelFile, resolve_model
-from parity.numerics import NumericsProfile
-from parity.profiles import profile_of
-from parity.provenance import provenance_line
+from parity.models.families import load_family
+from parity.processes import shared_worker
 from parity.records import Case, Session
-from parity.runner import Runner, pool_limits
+from parity.run.chains import StageChains
+from parity.run.drive import Driver
+from parity.run.profiles import profile_of, provenance_line
+from parity.run.runner import Runner, pool_limits
 from parity.store import save_text
-from parity.suite_splits import pinned_splits
-from parity.worker import shared_worker
+from parity.suites.suite import pinned_splits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
 

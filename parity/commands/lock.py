@@ -9,7 +9,7 @@ import click
 
 from parity.commands.fetch import say, worst_of
 from parity.errors import ExitCode
-from parity.families import Family, ModelRow, RowSource, chosen_families
+from parity.models.families import Family, ModelRow, RowSource, chosen_families
 from parity.models.hub import look_up
 from parity.models.hub_file import PINS, HubSettings, hub_file
 from parity.models.manifest_edit import replace_scalars

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from parity.errors import ExitCode, UsageError
-from parity.families import Family, ModelRow, RowSource, chosen_families
 from parity.models.catalogue import find_row_file, resolve_model
+from parity.models.families import Family, ModelRow, RowSource, chosen_families
 from parity.models.quantise import FILE_TYPES
 from parity.store import cache_dir
 

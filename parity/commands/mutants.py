@@ -11,13 +11,13 @@ import click
 from rich.console import Console
 from rich.progress import Progress
 
+from parity.campaign.large_cases import MOST_SESSIONS, MOST_TOKENS, PLANTED, shrink_planted
+from parity.cases.shrink import size_of
 from parity.errors import ExitCode, UsageError
-from parity.families import load_family
+from parity.models.families import load_family
 from parity.mutants import all_mutants, find_mutant
-from parity.mutants.large_cases import MOST_SESSIONS, MOST_TOKENS, PLANTED, shrink_planted
-from parity.mutants.records import Mutant, Place, Trial
-from parity.mutants.running import MutantReport, Status, judge_mutants
-from parity.shrink import size_of
+from parity.mutants.records import Mutant, Trial
+from parity.mutants.running import MutantReport, Status, judge_mutants, select_trials
 from parity.store import save_text
 
 
@@ -96,17 +96,6 @@ def shrink_all(names: Sequence[str]) -> ExitCode:
         )
     click.echo(f"{small} of {len(names)} shrunk to at most {MOST_SESSIONS} sessions and {MOST_TOKENS} tokens")
     return ExitCode.PASS if small == len(names) else ExitCode.FAIL
-
-
-def select_trials(mutant: Mutant, *, family: str | None = None, fast: bool = False) -> tuple[Trial, ...]:
-    """Trials to run: of one family, and in the fast form one on llama.cpp only
-    where the exact engine has none.
-    """
-    trials = tuple(trial for trial in mutant.trials if family is None or trial.family == family)
-    if not fast:
-        return trials
-    exact = tuple(trial for trial in trials if trial.place is Place.EXACT)
-    return exact or trials[:1]
 
 
 def report_line(report: MutantReport) -> str:

@@ -17,7 +17,7 @@ from parity.bench import peers
 from parity.bench.clocks import ClockKind, make_clock
 from parity.commands.cutover import whole_numbers
 from parity.errors import ExitCode, UsageError
-from parity.provenance import provenance_line
+from parity.run.profiles import provenance_line
 from parity.serve.options import engine_options, settings_from
 from parity.serve.served_model import EngineSettings, open_served
 from parity.store import save_text

@@ -5,25 +5,26 @@ each keeps it. Nothing is ranked.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
 
 import click
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from parity.contained import run_case
 from parity.errors import ExitCode, UsageError
-from parity.families import load_families
-from parity.policy_checks import CHECKS, check_hash_seeds, check_policy
-from parity.policy_tests import Tally, contract_tests
-from parity.records import Case, Outcome, Verdict
-from parity.strategies import landmark
-from scheduler.limits import Layout
+from parity.records import Verdict
+from parity.suites.policies import (
+    CHECKS,
+    Cells,
+    Tally,
+    check_hash_seeds,
+    check_policy,
+    contract_tests,
+    real_verdicts,
+)
 from scheduler.policies import contracts, policy_names
-from scheduler.policies.contract import Contract
+from scheduler.policy.contract import Contract
 
-Cells = dict[str, tuple[Verdict, str]]
 COLUMNS = ("contract tests", *CHECKS, "same in every process", "llama.cpp")
 SIGNS = {Verdict.PASS: "pass", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "unknown"}
 WIDTH = 110
@@ -105,30 +106,6 @@ def judge_tests(count: Tally) -> tuple[Verdict, str]:
     if count.failed:
         return Verdict.FAIL, f"failed: {', '.join(count.failed)}"
     return (Verdict.PASS, f"{count.passed}") if count.passed else (Verdict.UNKNOWN, "no contract test ran")
-
-
-def real_verdicts(policies: list[str], tick: Callable[[str], None]) -> dict[str, tuple[Verdict, str]]:
-    """Parity on llama.cpp: a fixed case per policy, the families in turn."""
-    families, cells = list(load_families()), {}
-    for index, name in enumerate(policies):
-        family = families[index % len(families)]
-        try:
-            cells[name] = judge_outcome(run_case(landmark(family, Layout.UNIFIED, policy=name)))
-        except (UsageError, ImportError, RuntimeError) as error:
-            cells[name] = (Verdict.UNKNOWN, f"{family}: {error}")
-        tick(f"{name} on {family}")
-    return cells
-
-
-def judge_outcome(outcome: Outcome) -> tuple[Verdict, str]:
-    """A run in which nobody finished proves nothing."""
-    case: Case = outcome.case
-    if outcome.verdict is Verdict.PASS and not outcome.sessions:
-        return Verdict.UNKNOWN, f"{case.family}: no session was compared"
-    said = f"{case.family} {outcome.bit_identical}/{outcome.sessions}"
-    if outcome.verdict is not Verdict.PASS:
-        said += f": {outcome.reason or '; '.join(outcome.problems) or 'other bits than alone'}"
-    return outcome.verdict, said
 
 
 def show(rows: dict[str, Cells]) -> ExitCode:

@@ -8,11 +8,11 @@ import click
 from rich.console import Console
 
 from parity.errors import ExitCode, UsageError
-from parity.families import family_names, load_family
 from parity.golden.cases import GOLDEN_DIR
 from parity.golden.regenerate import check_engine_is_locked, find_changes, save_changes
-from parity.provenance import provenance_line
+from parity.models.families import family_names, load_family
 from parity.records import Verdict
+from parity.run.profiles import provenance_line
 
 
 @click.command(

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from parity.case_files import load_case
-from parity.contained import run_case
+from parity.cases.files import load_case
 from parity.errors import ExitCode
-from parity.explain import explain_outcome
-from parity.plugins import Brought, brought_options
-from parity.provenance import engine_line
+from parity.run.contained import run_case
+from parity.run.explain import explain_outcome
+from parity.run.profiles import engine_line
+from parity.run.under_test import Brought, brought_options
 
 
 @click.command()

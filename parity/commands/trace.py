@@ -7,14 +7,13 @@ from pathlib import Path
 
 import click
 
-from parity.case_files import load_case
+from parity.cases.files import load_case
 from parity.errors import ExitCode, UsageError
 from parity.records import Case
-from parity.runner import check_settings
+from parity.report.history import ENGINES, TraceView, view_of_exact_run, view_of_real_run
+from parity.report.timeline import draw_trace
+from parity.run.runner import check_settings
 from parity.store import save_text
-from parity.trace_view.collect import ENGINES, view_of_exact_run, view_of_real_run
-from parity.trace_view.draw import draw_trace
-from parity.trace_view.records import TraceView
 
 
 @click.command()

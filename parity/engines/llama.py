@@ -1,7 +1,7 @@
 """llama.cpp through llama-cpp-python's low-level API: models, contexts, calls. The
 only importer of ``llama_cpp``.
 
-What must hold for bit-identity is in the numerics profile (``parity.numerics``); environment
+What must hold for bit-identity is in the numerics profile (``parity.engines.numerics``); environment
 variables that the library reads must be set before this process makes its first product, so
 profiles run in worker processes.
 """
@@ -292,3 +292,23 @@ class LlamaContext:
         if self.handle:
             self._lib.llama_free(self.handle)
             self.handle = None
+
+
+# -- llama.cpp's own quantiser.
+
+
+def quantise_model(source: Path, target: Path, ftype: int, n_threads: int) -> None:
+    """Write ``source`` quantised to ``target``.
+
+    ``ftype`` is llama.cpp's ``llama_ftype`` (``gguf.LlamaFileType``).
+    """
+    settings = library().llama_model_quantize_default_params()
+    settings.ftype, settings.nthread = ftype, n_threads
+    code = library().llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(settings))
+    if code != 0:
+        raise UsageError(
+            "llama.cpp could not quantise a model",
+            where=str(source),
+            why=f"it returned {code}",
+            todo="see its messages above",
+        )

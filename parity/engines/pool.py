@@ -13,8 +13,8 @@ from time import perf_counter
 import numpy as np
 
 from parity.engines.llama import ContextSettings, DecodeFailure, LlamaContext, LlamaModel
-from parity.numerics import NumericsProfile
-from parity.sampling import sample_token
+from parity.engines.numerics import NumericsProfile
+from parity.engines.sampling import sample_token
 from scheduler.engine import PAD_ROW, Batch, Call, EngineFailure, MemoryOp, OpKind, completed_result
 from scheduler.limits import Layout, PoolLimits
 from scheduler.records import IterationPlan, IterationResult

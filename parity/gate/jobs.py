@@ -9,19 +9,16 @@ from time import monotonic
 
 import numpy as np
 
-from parity.commands.mutants import select_trials
-from parity.commands.policies import real_verdicts
 from parity.errors import UsageError
 from parity.gate.plan import GateJob
 from parity.gate.records import CheckKind, Counts, GateCheck, NoiseHistogram
 from parity.golden.regenerate import find_changes
 from parity.mutants import all_mutants
-from parity.mutants.running import Status, judge_mutants
-from parity.policy_checks import check_hash_seeds, check_policy
-from parity.profiles import profile_of
+from parity.mutants.running import Status, judge_mutants, select_trials
 from parity.records import Verdict
-from parity.suite import SuiteResult, run_suite
-from parity.suite_splits import pinned_splits, run_split_suite
+from parity.run.profiles import profile_of
+from parity.suites.policies import check_hash_seeds, check_policy, real_verdicts
+from parity.suites.suite import SuiteResult, pinned_splits, run_split_suite, run_suite
 from scheduler.limits import Layout
 from scheduler.policies import policy_names
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parity.errors import UsageError
-from parity.families import Family, KvClass, RowSource, load_families
 from parity.gate.records import CheckKind, GateCheck, GateOptions
 from parity.models import resolve_model
+from parity.models.families import Family, KvClass, RowSource, load_families
+from parity.models.splits import load_splits
 from parity.records import Tier, Verdict
-from parity.splits import load_splits
 from scheduler.limits import Layout
 
 

@@ -15,8 +15,8 @@ from time import monotonic
 from parity.gate.jobs import run_job
 from parity.gate.plan import GateJob, plan_gate
 from parity.gate.records import CheckKind, GateCheck, GateOptions, GateResult
-from parity.provenance import provenance
 from parity.records import Verdict
+from parity.run.profiles import provenance
 from parity.store import REPOSITORY
 
 OnCheck = Callable[[GateCheck, int, int], None]

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from parity.errors import UsageError
-from parity.records import Case, Fault, FaultKind, Session
+from parity.records import (Case, Fault, FaultKind, Session)
 from parity.store import REPOSITORY
 from scheduler.limits import Layout
 

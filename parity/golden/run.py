@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from parity.explain import explain_outcome
-from parity.golden.cases import MAX_TOKENS, PLANS, GoldenMode, ModePlan, golden_case
-from parity.golden.record import Golden, GoldenProvenance, GoldenSession
-from parity.judge import judge, question
-from parity.numerics import NumericsProfile
-from parity.oracle import Question
-from parity.profiles import engine_fingerprint, profile_of
+from parity.run.explain import explain_outcome
+from parity.golden.cases import (MAX_TOKENS, PLANS, GoldenMode, ModePlan, golden_case)
+from parity.golden.record import (Golden, GoldenProvenance, GoldenSession)
+from parity.run.judge import (judge, question)
+from parity.engines.numerics import NumericsProfile
+from parity.run.oracle import Question
+from parity.run.profiles import (engine_fingerprint, profile_of)
 from parity.records import Tier
-from parity.runner import Runner, known_family, known_model, process_runner
-from parity.worker import shared_worker
+from parity.run.runner import (Runner, known_family, known_model, process_runner)
+from parity.processes import shared_worker
 from scheduler.limits import Layout
 
 OPENINGS = (

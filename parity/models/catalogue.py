@@ -12,14 +12,12 @@ import huggingface_hub
 from filelock import FileLock
 
 from parity.errors import UsageError
-from parity.families import Family, KvClass, ModelRow, RowSource, load_families
 from parity.models.builder import ModelSize, replaced_file
-from parity.models.digests import verified_sha256
-from parity.models.facts import read_facts
-from parity.models.header import read_header
+from parity.models.facts import read_facts, read_header
+from parity.models.families import Family, KvClass, ModelRow, RowSource, load_families
 from parity.models.package_source import resolve_package_file
 from parity.models.quantise import FILE_TYPES, quantised_file
-from parity.store import cache_dir, file_sha256
+from parity.store import cache_dir, file_sha256, verified_sha256
 
 ROW_ALIASES = {"f32_256": "wide"}
 QUANTISED_FROM = "wide"

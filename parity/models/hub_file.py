@@ -12,7 +12,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import build_hf_headers, validate_repo_id
 
 from parity.errors import UsageError
-from parity.families import ModelRow
+from parity.models.families import ModelRow
 
 REVISION = re.compile(r"[0-9a-f]{40}")
 SHA256 = re.compile(r"[0-9a-f]{64}")

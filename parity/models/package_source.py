@@ -14,10 +14,9 @@ from pathlib import Path, PurePosixPath
 from filelock import FileLock
 
 from parity.errors import ExitCode, UsageError
-from parity.families import ModelRow
-from parity.models.digests import verified_sha256
+from parity.models.families import ModelRow
 from parity.models.unavailable import Unavailable
-from parity.store import cache_dir, file_sha256
+from parity.store import cache_dir, file_sha256, verified_sha256
 
 REMEDY = "run parity fetch --confirm"
 

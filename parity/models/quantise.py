@@ -13,8 +13,7 @@ from gguf import LlamaFileType
 
 from parity.errors import UsageError
 from parity.models.builder import replaced_file
-from parity.models.digests import sidecar, verified_sha256
-from parity.store import cache_dir, file_sha256, save_text
+from parity.store import cache_dir, file_sha256, save_text, sidecar, verified_sha256
 
 FILE_TYPES = {
     "q8_0": LlamaFileType.MOSTLY_Q8_0,
@@ -50,7 +49,7 @@ def quantised_file(
 
 
 def _quantise(source: Path, path: Path, *, file_type: str, source_sha256: str, version: str) -> None:
-    from parity.engines.llama_quantise import quantise_model  # loads llama.cpp: only when a file must be made
+    from parity.engines.llama import quantise_model
 
     with replaced_file(path) as target:
         quantise_model(source, target, int(FILE_TYPES[file_type]), os.cpu_count() or 1)

@@ -17,8 +17,15 @@ from gguf import GGUFValueType
 
 from parity.errors import UsageError
 from parity.models.builder import replaced_file
-from parity.models.facts import ModelFacts, derive_facts
-from parity.models.header import MAGIC, SCALAR_FORMATS, GgufHeader, TensorEntry, read_header
+from parity.models.facts import (
+    MAGIC,
+    SCALAR_FORMATS,
+    GgufHeader,
+    ModelFacts,
+    TensorEntry,
+    derive_facts,
+    read_header,
+)
 
 COPY_BYTES = 8 << 20
 PER_LAYER_KEYS = (

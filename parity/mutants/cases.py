@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from parity.families import family_names
+from parity.cases.strategies import tokens_of
+from parity.models.families import family_names
 from parity.records import Case, Fault, FaultKind, Session
-from parity.runner import known_family
-from parity.strategies import tokens_of
+from parity.run.runner import known_family
 from scheduler.limits import Layout
 from scheduler.records import SamplingParams
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import scheduler.cells as cells_module
+from parity.engines.numerics import NumericsProfile
 from parity.mutants import cases, placement, sharing_cases
 from parity.mutants.records import Killer, Mutant
 from parity.mutants.rows import everywhere
 from parity.mutants.seam import batch_plant, method_plant
 from parity.mutants.trials import exact_trial, real_trial
-from parity.numerics import NumericsProfile
 from scheduler.cells import CellPool
 from scheduler.loop import Scheduler
 from scheduler.memory import Memory

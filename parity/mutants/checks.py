@@ -8,18 +8,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import parity.drive as drive_module
-import parity.exact_runner as exact_runner
-import parity.judge as judge_module
+import parity.run.drive as drive_module
+import parity.run.judge as judge_module
+import parity.run.runner as exact_runner
 import scheduler.loop as loop_module
 from parity.checkers.identity import Comparison
-from parity.drive import Driver, Run
 from parity.engines.exact_memory import ExactPool
+from parity.history import Run
 from parity.mutants import cases, find_mutant
 from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial
 from parity.mutants.seam import method_plant
 from parity.mutants.trials import complaints_of, run_real_case
 from parity.records import Case, Outcome, Verdict
+from parity.run.drive import Driver
 
 
 def must_see(inner: str, killer: Killer, case: Case, *, place: Place = Place.EXACT) -> Trial:

@@ -11,13 +11,13 @@ from typing import Any
 from parity.engines.exact import ExactEngine
 from parity.engines.exact_memory import ExactPool
 from parity.engines.pool import PoolContext
-from parity.faults import hang_here
 from parity.mutants import cases, sharing_cases
 from parity.mutants.cells import ANY_DAMAGE
 from parity.mutants.records import Killer, Mutant, Reach
 from parity.mutants.rows import DIFFERS, everywhere
 from parity.mutants.seam import Change, batch_plant, method_plant, with_ops
 from parity.mutants.trials import exact_trial, real_trial
+from parity.run.faults import hang_here
 from scheduler.engine import Batch, EngineFailure, MemoryOp, OpKind
 from scheduler.records import IterationPlan
 

@@ -10,16 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import parity.oracle as oracle_module
+import parity.run.oracle as oracle_module
+from parity.engines.numerics import ROW
 from parity.mutants import cases, sharing_cases
 from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial, replaced
 from parity.mutants.rows import DIFFERS
 from parity.mutants.seam import method_plant
 from parity.mutants.trials import complaints_of
-from parity.numerics import ROW
-from parity.oracle import Oracle, Question
 from parity.records import Case
-from parity.runner import Runner
+from parity.run.oracle import Oracle, Question
+from parity.run.runner import Runner
 
 
 def memo_trial(*runs: Case) -> Trial:

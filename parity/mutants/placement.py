@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from parity.engines.numerics import NumericsProfile
 from parity.mutants.records import Reach
 from parity.mutants.seam import Change, with_ops
-from parity.numerics import NumericsProfile
 from scheduler.cells import PAD_SEQUENCE, CellPool
 from scheduler.engine import PAD_ROW, Batch, Call, MemoryOp, OpKind
 from scheduler.limits import Layout

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import scheduler.policies.least_slack as least_slack_module
-from parity.drive import Driver
 from parity.mutants.records import Complaint, Killer, Mutant, Reach, Trial, replaced
 from parity.mutants.seam import method_plant
-from parity.policy_checks import (
+from parity.run.drive import Driver
+from parity.run.runner import replay
+from parity.suites.policies import (
     busy_case,
     check_clocks,
     check_hidden,
@@ -23,12 +24,12 @@ from parity.policy_checks import (
     print_digests,
     run_under_hash_seeds,
 )
-from parity.replay import replay
 from scheduler.policies.aging import Aging
-from scheduler.policies.base import PlanBuilder, Policy
-from scheduler.policies.cost import ExclusiveCost
 from scheduler.policies.vtc_completed import VtcCompleted
-from scheduler.records import PlannedChunk, SchedulerState, SessionState, SessionView
+from scheduler.policy.base import PlanBuilder, Policy
+from scheduler.policy.cost import ExclusiveCost
+from scheduler.policy.state import SchedulerState
+from scheduler.records import PlannedChunk, SessionState, SessionView
 
 
 def contract_trial(name: str, policy: str, check: Callable[[str], Iterable[str]]) -> Trial:
@@ -97,7 +98,7 @@ def set_order_differs() -> tuple[Complaint, ...]:
         replay(busy_case("fcfs"))  # reaches the fault in this process, too
         code = f"from {__name__} import {print_digest_of_set_order.__name__} as show; show()"
     else:
-        code = "from parity.policy_checks import print_digests; print_digests(['fcfs'])"
+        code = "from parity.suites.policies import print_digests; print_digests(['fcfs'])"
     if len(dict.fromkeys(run_under_hash_seeds(code))) == 1:
         return ()
     return (Complaint(Killer.CONTRACT, "schedules differ from process to process: a set was iterated"),)

@@ -11,7 +11,19 @@ from typing import Any
 
 from parity.mutants import find_mutant
 from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial
-from parity.worker import Worker, WorkerDied
+from parity.processes import Worker, WorkerDied
+
+
+def select_trials(mutant: Mutant, *, family: str | None = None, fast: bool = False) -> tuple[Trial, ...]:
+    """Trials to run: of one family, and in the fast form one on llama.cpp only
+    where the exact engine has none.
+    """
+    trials = tuple(trial for trial in mutant.trials if family is None or trial.family == family)
+    if not fast:
+        return trials
+    exact = tuple(trial for trial in trials if trial.place is Place.EXACT)
+    return exact or trials[:1]
+
 
 CLEAN_TIMEOUT_S = 60.0
 

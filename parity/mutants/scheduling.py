@@ -13,7 +13,7 @@ from parity.mutants.seam import method_plant, result_plant
 from parity.mutants.trials import exact_trial
 from scheduler.loop import Scheduler
 from scheduler.memory import Memory
-from scheduler.policies.base import PlanBuilder
+from scheduler.policy.base import PlanBuilder
 from scheduler.records import SessionView
 from scheduler.sessions import SessionTable
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from parity.cases.strategies import tokens_of
 from parity.mutants.cases import case_of, session
 from parity.records import Case, Fault, FaultKind, Session
-from parity.strategies import tokens_of
 
 
 def shared_prefix(family: str, **settings: Any) -> Case:

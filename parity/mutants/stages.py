@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-import parity.engines.stages_build as stages_build
 import parity.models.slice as slicer
-from parity.engines.stages_stage import HiddenRows, Stage
-from parity.engines.stages_tap import HiddenTap
+import parity.run.chains as stages_build
+from parity.engines.stage import HiddenRows, HiddenTap, Stage
 from parity.errors import UsageError
 from parity.models.facts import ModelFacts
 from parity.models.slice import LayerRange
@@ -22,7 +21,7 @@ from parity.mutants import cases, sharing_cases
 from parity.mutants.records import Complaint, Killer, Mutant, Place, Plant, Reach, Trial, replaced
 from parity.mutants.trials import complaints_of, run_real_case
 from parity.records import Case
-from parity.runner import process_runner
+from parity.run.runner import process_runner
 from scheduler.cells import PAD_SEQUENCE
 from scheduler.engine import PAD_ROW, Call, MemoryOp, OpKind
 

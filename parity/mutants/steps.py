@@ -11,7 +11,7 @@ from parity.mutants.records import Complaint, Killer, Reach
 from scheduler.engine import Batch, Sample
 from scheduler.loop import Flight, Scheduler
 from scheduler.memory import Memory
-from scheduler.policies.base import PlanBuilder
+from scheduler.policy.base import PlanBuilder
 from scheduler.records import (
     ChunkResult,
     FinishReason,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from parity.exact_runner import run_exact_case
+from parity.engines.numerics import ROW
 from parity.mutants.records import Complaint, Killer, Place, Trial
-from parity.numerics import ROW
 from parity.records import Case, Outcome
-from parity.runner import process_runner
+from parity.run.runner import process_runner, run_exact_case
 
 _KILLER_OF_PROBLEM = (
     ("liveness", Killer.LIVENESS),

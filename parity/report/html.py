@@ -9,7 +9,7 @@ import jinja2
 from parity.gate.records import CheckKind, GateCheck, GateResult
 from parity.records import Tier, Verdict
 from parity.report.history import History
-from parity.report.pictures import cell_picture, colour, noise_picture, timeline_picture
+from parity.report.timeline import cell_picture, colour, noise_picture, timeline_picture
 from scheduler.limits import Layout
 
 

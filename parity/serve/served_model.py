@@ -9,16 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from parity.components import Assumptions, binding_component, model_components
 from parity.engines.llama import LlamaModel
+from parity.engines.numerics import NumericsProfile
 from parity.engines.pool import LlamaEngine, PoolContext
 from parity.errors import UsageError
-from parity.families import Family, load_family
 from parity.models import ModelFile, resolve_model
-from parity.models.facts import ModelFacts, derive_facts, read_facts
-from parity.models.header import read_header
-from parity.numerics import NumericsProfile
-from parity.profiles import profile_of
+from parity.models.facts import ModelFacts, derive_facts, read_facts, read_header
+from parity.models.families import Family, load_family
+from parity.models.memory import Assumptions, binding_component, model_components
+from parity.run.profiles import profile_of
 from scheduler.limits import LLAMA_MAX_SEQ, Layout, PoolLimits, Sharing, StepLimits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy

@@ -1,4 +1,4 @@
-"""Named policies: one file each; this registry is the only list of them."""
+"""Named policies: one file each, and nothing else in this folder; this registry is the only list of them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 
-from scheduler.policies.base import Policy
-from scheduler.policies.contract import Contract
-from scheduler.policies.overload import Overload
-from scheduler.policies.reservation import Reservation
+from scheduler.policy import goodput
+from scheduler.policy.base import Policy
+from scheduler.policy.contract import Contract
+from scheduler.policy.overload import Overload
+from scheduler.policy.reservation import Reservation
 
-MEASURES = ("dist_goodput",)  # contracts that order no queue
-_NOT_POLICIES = ("base", "contract", "cost", "overload", "plan", "reservation", *MEASURES)
+MEASURES = {"dist_goodput": goodput.contract}  # contracts that order no queue
 _SEAMS = {"reservation": Reservation, "overload": Overload}
 
 
 def policy_names() -> list[str]:
     """Names of all policies, sorted; a policy lives in the module of its name."""
-    return sorted(
-        module.name for module in pkgutil.iter_modules(__path__) if module.name not in _NOT_POLICIES
-    )
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def make_policy(name: str, **options: object) -> Policy:
@@ -59,7 +57,5 @@ def policy_class(name: str) -> type[Policy]:
 
 def contracts() -> dict[str, Contract]:
     """The declared contract of every policy and measure, by name."""
-    declared = {name: policy_class(name).contract for name in policy_names()}
-    for name in MEASURES:
-        declared[name] = importlib.import_module(f"scheduler.policies.{name}").contract
+    declared = {name: policy_class(name).contract for name in policy_names()} | MEASURES
     return dict(sorted(declared.items()))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler.policies.static_priority import StaticPriority
-from scheduler.records import PolicyIdentity, SchedulerState, SessionView
+from scheduler.policy.state import SchedulerState
+from scheduler.records import PolicyIdentity, SessionView
 
 
 class Aging(StaticPriority):

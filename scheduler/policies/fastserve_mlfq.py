@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scheduler.policies.base import PlanBuilder, Policy
-from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
-from scheduler.records import IterationPlan, PolicyIdentity, SchedulerState, SessionView
+from scheduler.policy.base import PlanBuilder, Policy
+from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.state import SchedulerState
+from scheduler.records import IterationPlan, PolicyIdentity, SessionView
 
 
 @dataclass(frozen=True, slots=True)

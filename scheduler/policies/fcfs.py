@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scheduler.policies.base import Policy
-from scheduler.policies.contract import Contract
+from scheduler.policy.base import Policy
+from scheduler.policy.contract import Contract
 from scheduler.records import PolicyIdentity
 
 

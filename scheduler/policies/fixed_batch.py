@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from scheduler.policies.base import PlanBuilder, Policy
-from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
-from scheduler.records import PolicyIdentity, SchedulerState, SessionView
+from scheduler.policy.base import PlanBuilder, Policy
+from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.state import SchedulerState
+from scheduler.records import PolicyIdentity, SessionView
 
 
 class FixedBatch(Policy):

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from scheduler.policies.base import Policy
-from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, READINESS, TOKENS, Contract
-from scheduler.records import PolicyIdentity, SchedulerState, SessionView
+from scheduler.policy.base import Policy
+from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, READINESS, TOKENS, Contract
+from scheduler.policy.state import SchedulerState
+from scheduler.records import PolicyIdentity, SessionView
 
 
 class Residency(Enum):

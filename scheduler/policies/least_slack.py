@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from scheduler.policies.base import PlanBuilder, Policy
-from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
-from scheduler.policies.cost import ExclusiveCost, slack_ms
-from scheduler.records import PolicyIdentity, SchedulerState, SessionState, SessionView
+from scheduler.policy.base import PlanBuilder, Policy
+from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.cost import ExclusiveCost, slack_ms
+from scheduler.policy.state import SchedulerState
+from scheduler.records import PolicyIdentity, SessionState, SessionView
 
 
 class LeastSlack(Policy):

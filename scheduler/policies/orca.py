@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from scheduler.policies.base import PlanBuilder, Policy
-from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
-from scheduler.records import Phase, PolicyIdentity, SchedulerState, SessionState, SessionView
+from scheduler.policy.base import PlanBuilder, Policy
+from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.state import SchedulerState
+from scheduler.records import Phase, PolicyIdentity, SessionState, SessionView
 
 
 class Orca(Policy):

@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from scheduler.policies.base import Policy
-from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
-from scheduler.records import PolicyIdentity, SchedulerState, SessionView
+from scheduler.policy.base import Policy
+from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.state import SchedulerState
+from scheduler.records import PolicyIdentity, SessionView
 
 
 class PrebleQuota(Policy):

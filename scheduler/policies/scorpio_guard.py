@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from scheduler.policies.base import PlanBuilder, Policy
-from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
-from scheduler.policies.cost import ExclusiveCost, deadline_ms
-from scheduler.records import IterationPlan, Phase, PolicyIdentity, SchedulerState, SessionState, SessionView
+from scheduler.policy.base import PlanBuilder, Policy
+from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.cost import ExclusiveCost, deadline_ms
+from scheduler.policy.state import SchedulerState
+from scheduler.records import IterationPlan, Phase, PolicyIdentity, SessionState, SessionView
 
 Credits = Mapping[str, Fraction]
 

@@ -7,17 +7,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from scheduler.policies.base import PlanBuilder, Policy
-from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
-from scheduler.records import (
-    IntentKind,
-    IterationPlan,
-    Phase,
-    PolicyIdentity,
-    SchedulerState,
-    SessionState,
-    SessionView,
-)
+from scheduler.policy.base import PlanBuilder, Policy
+from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.state import SchedulerState
+from scheduler.records import IntentKind, IterationPlan, Phase, PolicyIdentity, SessionState, SessionView
 
 WARM_TOKENS = 64  # cached tokens from which a request is warm
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scheduler.policies.vllm_fcfs import VllmFcfs
-from scheduler.records import PolicyIdentity, SchedulerState, SessionView
+from scheduler.policy.state import SchedulerState
+from scheduler.records import PolicyIdentity, SessionView
 
 
 class VllmPriority(VllmFcfs):

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from scheduler.policies.base import Policy
-from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
-from scheduler.records import PolicyIdentity, SchedulerState, SessionState, SessionView
+from scheduler.policy.base import Policy
+from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.state import SchedulerState
+from scheduler.records import PolicyIdentity, SessionState, SessionView
 
 
 @dataclass(frozen=True, slots=True)

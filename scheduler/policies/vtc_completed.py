@@ -7,9 +7,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from scheduler.policies.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.policies.vtc import Counters, Vtc
-from scheduler.records import PolicyIdentity, SchedulerState, SessionView
+from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.state import SchedulerState
+from scheduler.records import PolicyIdentity, SessionView
 
 
 class VtcCompleted(Vtc):

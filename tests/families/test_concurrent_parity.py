@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import pytest
 
-from parity.contained import run_case
-from parity.explain import explain_outcome
-from parity.families import load_family
+from parity.cases.strategies import landmark
+from parity.models.families import load_family
 from parity.plugin import family_params
-from parity.plugins import Brought
 from parity.records import Tier, Verdict
-from parity.strategies import landmark
-from parity.suite import run_suite
+from parity.run.contained import run_case
+from parity.run.explain import explain_outcome
+from parity.run.under_test import Brought
+from parity.suites.suite import run_suite
 from scheduler.limits import Layout
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from parity.corpus import SENTENCES, TextPrompts, has_real_vocabulary, running_text, text_prompts
-from parity.families import load_family
+from parity.cases.strategies import landmark
+from parity.cases.text import SENTENCES, TextPrompts, has_real_vocabulary, running_text, text_prompts
+from parity.models.families import load_family
 from parity.records import Verdict
-from parity.strategies import landmark
-from parity.suite import run_suite
+from parity.suites.suite import run_suite
 from scheduler.limits import Layout
 
 MODEL = "smollm2-135m"

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import pytest
 
-from parity.contained import run_case
-from parity.explain import explain_outcome
+from parity.cases.strategies import landmark
 from parity.plugin import family_params
 from parity.records import Verdict
-from parity.strategies import landmark
-from parity.suite import run_suite
+from parity.run.contained import run_case
+from parity.run.explain import explain_outcome
+from parity.suites.suite import run_suite
 from scheduler.limits import Layout
 from scheduler.policies import policy_names
 

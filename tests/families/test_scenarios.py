@@ -10,16 +10,16 @@ from itertools import product
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from parity.contained import run_case
-from parity.exact_runner import run_exact_case
+from parity.cases.scenarios import SCENARIOS, Scenario
+from parity.cases.strategies import tokens_of
 from parity.mutants import cases
 from parity.mutants.records import Reach
 from parity.mutants.seam import method_plant
 from parity.plugin import family_params
 from parity.records import Case, Fault, FaultKind, Outcome, Session, Verdict
-from parity.scenario_list import SCENARIOS, Scenario
-from parity.strategies import tokens_of
-from scheduler.policies.base import Policy
+from parity.run.contained import run_case
+from parity.run.runner import run_exact_case
+from scheduler.policy.base import Policy
 
 FAMILIES = family_params()
 EXACT_FAMILIES = family_params("llama", "gemma2", "qwen3next")  # one of each kind that the exact engine has

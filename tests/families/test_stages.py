@@ -11,18 +11,18 @@ from collections import Counter
 
 import pytest
 
-from parity.contained import run_case
-from parity.explain import explain_outcome
-from parity.families import Component, Mark, load_family
 from parity.models import resolve_model
 from parity.models.facts import LayerKind, read_facts
+from parity.models.families import Component, Mark, load_family
+from parity.models.splits import Split, check_split_legal, load_splits
 from parity.plugin import family_params
-from parity.profiles import profile_of
+from parity.processes import shared_worker
 from parity.records import Verdict
-from parity.splits import Split, check_split_legal, load_splits
-from parity.state_checks import SAVED_AT
-from parity.suite_splits import MIN_SESSIONS, dense_cases, pinned_splits
-from parity.worker import shared_worker
+from parity.run.contained import run_case
+from parity.run.explain import explain_outcome
+from parity.run.profiles import profile_of
+from parity.suites.states import SAVED_AT
+from parity.suites.suite import MIN_SESSIONS, dense_cases, pinned_splits
 
 
 def split_params() -> list:
@@ -67,7 +67,7 @@ def test_manifest_row_is_complete(family: str) -> None:
 @pytest.mark.parametrize("split", split_params())
 def test_activation_handoff_matches_full_model(split: Split) -> None:
     report = shared_worker(()).call(
-        "parity.handoff_checks:check_handoff_here", {"model": split.family, "split": split.name}
+        "parity.suites.states:check_handoff_here", {"model": split.family, "split": split.name}
     )
 
     assert report["differing"] == []
@@ -77,7 +77,7 @@ def test_activation_handoff_matches_full_model(split: Split) -> None:
 
 @pytest.mark.parametrize("family", family_params())
 def test_cache_state_restore_matches_recompute(family: str) -> None:
-    report = shared_worker(()).call("parity.state_checks:check_states_here", {"family": family})
+    report = shared_worker(()).call("parity.suites.states:check_states_here", {"family": family})
 
     assert report["differing"] == []
     assert report["compared"] == 10 * len(SAVED_AT)
@@ -86,7 +86,7 @@ def test_cache_state_restore_matches_recompute(family: str) -> None:
 @pytest.mark.parametrize("family", family_params())
 def test_cache_state_restore_of_a_chain_matches_recompute(family: str) -> None:
     arguments = {"family": family, "split": pinned_splits(family)[-1].name, "lengths": [16, 63]}
-    report = shared_worker(()).call("parity.state_checks:check_states_here", arguments)
+    report = shared_worker(()).call("parity.suites.states:check_states_here", arguments)
 
     assert report["differing"] == []
     assert report["compared"] == 10 * 2

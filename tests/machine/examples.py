@@ -12,7 +12,7 @@ from scheduler.flight import Flight
 from scheduler.limits import PoolLimits, StepLimits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
-from scheduler.policies.base import Policy
+from scheduler.policy.base import Policy
 from scheduler.records import IterationPlan, IterationResult
 
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from parity.conformance import make_machine
 from parity.engines.exact import ExactEngine, ExactModel, expected_tokens
 from parity.errors import UsageError
-from parity.plugins import ENGINE_OFFERS, Brought, check_offers, load_factory
+from parity.run.under_test import ENGINE_OFFERS, Brought, check_offers, load_factory
+from parity.suites.conformance import make_machine
 from scheduler.engine import Engine, OpKind
 from scheduler.limits import PoolLimits, StepLimits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
-from scheduler.policies.base import Policy
+from scheduler.policy.base import Policy
 from scheduler.records import Request
 from tests.scheduler.serving import OPTIMISTIC
 

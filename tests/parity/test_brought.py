@@ -10,15 +10,15 @@ import sys
 
 import pytest
 
+from parity.cases.strategies import landmark
 from parity.cli import main
 from parity.engines.exact import ExactEngine
 from parity.errors import ExitCode
-from parity.own_engine import run_own_engine_case
-from parity.plugins import OURS, Brought
 from parity.records import Tier, Verdict
+from parity.run.runner import run_own_engine_case
+from parity.run.under_test import OURS, Brought
 from parity.store import REPOSITORY
-from parity.strategies import landmark
-from parity.suite import run_suite
+from parity.suites.suite import run_suite
 from scheduler.limits import Layout
 from tests.machine.examples import make_engine
 

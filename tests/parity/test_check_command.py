@@ -7,12 +7,12 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from parity.case_files import load_case
+from parity.cases.files import load_case
 from parity.cli import commands, main
 from parity.commands import check
+from parity.engines.numerics import NumericsProfile
 from parity.errors import ExitCode, UsageError
-from parity.families import load_family
-from parity.numerics import NumericsProfile
+from parity.models.families import load_family
 from parity.records import Case
 
 

@@ -12,15 +12,14 @@ import pytest
 from parity.engines.exact import ExactEngine, ExactModel, expected_tokens, hidden_stops
 from parity.engines.exact_memory import EngineAbort, ExactPool
 from parity.engines.llama import DecodeFailure, LlamaModel
+from parity.engines.numerics import ROW
 from parity.engines.pool import PoolContext
 from parity.errors import UsageError
-from parity.exact_runner import drive_exact, exact_limits, exact_model
-from parity.families import load_family
 from parity.models import resolve_model
-from parity.numerics import ROW
+from parity.models.families import load_family
 from parity.plugin import family_params
 from parity.records import Case, Fault, FaultKind, Session
-from parity.runner import Runner
+from parity.run.runner import Runner, drive_exact, exact_limits, exact_model
 from scheduler.engine import EngineFailure, MemoryOp, OpKind
 from scheduler.limits import Layout, PoolLimits, Sharing
 

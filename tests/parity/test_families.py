@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from parity.cases.strategies import landmark
 from parity.errors import UsageError
-from parity.exact_runner import exact_model
-from parity.families import (
+from parity.models.families import (
     Component,
     KvClass,
     Mark,
@@ -22,7 +22,7 @@ from parity.families import (
     load_family,
     manifests_dir,
 )
-from parity.strategies import landmark
+from parity.run.runner import exact_model
 from scheduler.limits import Layout
 
 GOOD: dict[str, Any] = yaml.safe_load((manifests_dir() / "gemma2.yaml").read_text())

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from parity.cases.strategies import landmark
 from parity.errors import UsageError
 from parity.gate import jobs as gate_jobs
 from parity.gate.jobs import noise_histogram, run_job, suite_check
@@ -18,12 +19,10 @@ from parity.gate.running import TESTS, _run_jobs, by_cost, line_of, located
 from parity.golden.cases import GoldenMode, golden_path
 from parity.golden.regenerate import ModeChange
 from parity.mutants.running import MutantReport, Status, TrialReport
-from parity.policy_checks import Check
 from parity.records import Outcome, Tier, Verdict
 from parity.store import REPOSITORY
-from parity.strategies import landmark
-from parity.suite import SuiteResult
-from parity.suite_splits import pinned_splits
+from parity.suites.policies import Check
+from parity.suites.suite import SuiteResult, pinned_splits
 from scheduler.limits import Layout
 from tests.parity.gate_results import DIVERGENCE
 

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from parity.errors import UsageError
-from parity.families import family_names, manifests_dir
 from parity.gate.plan import parse_required, plan_gate
 from parity.gate.records import CheckKind, GateOptions
+from parity.models.families import family_names, manifests_dir
 from parity.records import Tier, Verdict
 
 FAMILIES = tuple(family_names())
@@ -33,7 +33,7 @@ def unknown(checks) -> dict[str, str]:
 def manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the manifests that a test may change."""
     folder = Path(shutil.copytree(manifests_dir(), tmp_path / "manifests"))
-    monkeypatch.setattr("parity.families.manifests_dir", lambda: folder)
+    monkeypatch.setattr("parity.models.families.manifests_dir", lambda: folder)
     return folder
 
 

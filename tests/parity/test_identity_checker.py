@@ -7,9 +7,9 @@ import pytest
 
 from parity.checkers.identity import Answer, compare_session
 from parity.checkers.noise import is_noise, logit_distance
-from parity.explain import explain_outcome
+from parity.engines.sampling import logits_digest, sample_token, top_margin, uniform
 from parity.records import Case, Divergence, Outcome, Session, Verdict
-from parity.sampling import logits_digest, sample_token, top_margin, uniform
+from parity.run.explain import explain_outcome
 from scheduler.records import SamplingParams
 
 ALONE = Answer((4, 5, 6), ("a", "b", "c"))

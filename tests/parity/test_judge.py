@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from parity.cases.strategies import landmark
 from parity.checkers.identity import Comparison
 from parity.checkers.noise import Change, logit_distance
-from parity.judge import _weigh_noise, count_changes
 from parity.records import Outcome, Verdict, outcome_from_data, outcome_to_data
-from parity.strategies import landmark
+from parity.run.judge import _weigh_noise, count_changes
 from scheduler.limits import Layout
 
 CASE = landmark("llama", Layout.STOCK)

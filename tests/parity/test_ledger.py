@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from parity.checkers.outcomes import End, Served, served_sessions
 from parity.checkers.policy import (
     check_hidden_truth,
     check_logical_plans,
@@ -13,15 +14,10 @@ from parity.checkers.policy import (
     check_original_clocks,
     check_published_service,
 )
-from parity.ledger import (
-    Served,
-    served_sessions,
-    service_of,
-)
-from parity.ledger.outcomes import End
-from parity.policy_checks import busy_case
+from parity.checkers.service import service_of
 from parity.records import Fault, FaultKind
-from parity.replay import replay
+from parity.run.runner import replay
+from parity.suites.policies import busy_case
 from scheduler.records import PlannedChunk, ServiceLevel, SessionView
 
 

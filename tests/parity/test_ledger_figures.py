@@ -8,18 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parity.ledger import (
-    BoundClaim,
-    Figure,
-    claim_vtc_bound,
-    ledger_of,
-    served_sessions,
-)
-from parity.ledger.outcomes import DENOMINATORS, End
-from parity.policy_checks import busy_case
+from parity.checkers.claims import BoundClaim, claim_vtc_bound
+from parity.checkers.outcomes import DENOMINATORS, End, Figure, ledger_of, served_sessions
 from parity.records import Fault, FaultKind
-from parity.replay import replay
-from scheduler.policies.cost import ExclusiveCost
+from parity.run.runner import replay
+from parity.suites.policies import busy_case
+from scheduler.policy.cost import ExclusiveCost
 from scheduler.records import FinishReason, ServiceLevel
 from tests.parity.test_ledger import served
 

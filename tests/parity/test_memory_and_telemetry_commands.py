@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from parity import exact_load
+from parity.bench import scheduler_alone
+from parity.bench.scheduler_alone import run_churn, run_endurance, run_small_cases, step_microseconds
 from parity.commands import endurance
 from parity.commands.churn import command as churn
 from parity.commands.doctor import command as doctor
 from parity.commands.explain_memory import command as explain_memory
 from parity.commands.telemetry import command as telemetry
-from parity.components import Assumptions, binding_component, model_components
 from parity.errors import ExitCode, UsageError
-from parity.exact_load import run_churn, run_endurance, run_small_cases, step_microseconds
 from parity.models import resolve_model
 from parity.models.facts import read_facts
+from parity.models.memory import Assumptions, binding_component, model_components
 from parity.plugin import family_params
-from parity.profiles import profile_of
+from parity.run.profiles import profile_of
 from parity.telemetry import Totals, read_steps, step_log
 from scheduler.memory import Memory
 from tests.scheduler.serving import Serving, request
@@ -190,12 +190,12 @@ def test_long_run_leaves_nothing_behind() -> None:
 def test_step_cost_is_that_of_its_steps_with_everything_still_running(monkeypatch) -> None:
     records = []
 
-    class Watched(exact_load.Scheduler):
+    class Watched(scheduler_alone.Scheduler):
         def step(self, now_ms: float):
             records.append(super().step(now_ms))
             return records[-1]
 
-    monkeypatch.setattr(exact_load, "Scheduler", Watched)
+    monkeypatch.setattr(scheduler_alone, "Scheduler", Watched)
     step_microseconds(running=5, waiting=3, steps=20)
     first, *measured = records
     assert first.prefill_tokens == 5 * 4 and len(measured) == 20
@@ -227,7 +227,7 @@ def test_endurance_judges_every_figure_and_fails_with_one(figures, verdicts, mon
         "step_microseconds",
         lambda running, waiting: figures["long"] if waiting > 1000 else 100.0,
     )
-    run_of = exact_load.Endurance(1000, 10, 1.0, 1, figures["grown"])
+    run_of = scheduler_alone.Endurance(1000, 10, 1.0, 1, figures["grown"])
     monkeypatch.setattr(endurance, "run_endurance", lambda requests, report: run_of)
     code, found = endurance_verdicts("--cases", "100")
     assert found == verdicts

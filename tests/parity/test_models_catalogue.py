@@ -9,10 +9,10 @@ import pytest
 
 from parity.cli import main
 from parity.errors import ExitCode, UsageError
-from parity.families import load_families
 from parity.models import resolve_model
 from parity.models.catalogue import check_file_is_row
-from parity.models.header import read_header
+from parity.models.facts import read_header
+from parity.models.families import load_families
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from parity.errors import UsageError
-from parity.families import Component, load_families
 from parity.models import resolve_model
 from parity.models.facts import LayerKind, read_facts
+from parity.models.families import Component, load_families
 
 N_CELLS, N_SLOTS = 65536, 256
 MIB = 1 << 20

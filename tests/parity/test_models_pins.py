@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from parity.errors import UsageError
-from parity.families import Family, ModelRow, RowSource, load_families
 from parity.models import resolve_model
 from parity.models.builder import ModelBuilder, ModelSize
 from parity.models.catalogue import build_row, generated_path
+from parity.models.families import Family, ModelRow, RowSource, load_families
 from parity.models.tiny import BUILDERS
 from parity.models.weights import bell_weights, even_weights, raw_stream
 from parity.store import file_sha256

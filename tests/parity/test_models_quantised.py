@@ -10,15 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from parity.engines.llama import ContextSettings, LlamaContext, LlamaModel
-from parity.engines.llama_quantise import quantise_model
+from parity.engines.llama import ContextSettings, LlamaContext, LlamaModel, quantise_model
 from parity.errors import UsageError
-from parity.families import load_families
 from parity.models import resolve_model
-from parity.models.digests import sidecar, verified_sha256
 from parity.models.facts import read_facts
+from parity.models.families import load_families
 from parity.models.quantise import FILE_TYPES
-from parity.store import file_sha256
+from parity.store import file_sha256, sidecar, verified_sha256
 
 MAIN_TYPE = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k_m": "Q4_K"}
 
@@ -95,12 +93,12 @@ def test_digest_of_a_large_file_is_remembered_until_the_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SAMEBYTES_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("parity.models.digests.ALWAYS_HASHED_BYTES", 10)
+    monkeypatch.setattr("parity.store.ALWAYS_HASHED_BYTES", 10)
     path = tmp_path / "large"
     path.write_bytes(b"a" * 100)
     first = verified_sha256(path)
     with monkeypatch.context() as patch:
-        patch.setattr("parity.models.digests.file_sha256", lambda path: pytest.fail("read again"))
+        patch.setattr("parity.store.file_sha256", lambda path: pytest.fail("read again"))
         assert verified_sha256(path) == first
     path.write_bytes(b"b" * 101)
     assert verified_sha256(path) == file_sha256(path) != first

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from parity.engines.llama import ContextSettings, LlamaContext, LlamaModel
-from parity.families import load_families
 from parity.models import resolve_model
+from parity.models.families import load_families
 
 SPECS = [f"{name}:{row}" for name in load_families() for row in ("tiny", "wide")]
 CHUNK = 60

@@ -8,9 +8,8 @@ from click.testing import CliRunner
 import parity.commands.policies as policies_command
 from parity.commands.policies import command, judge_tests, show
 from parity.errors import ExitCode, UsageError
-from parity.policy_checks import CHECKS, applies, check_policy
-from parity.policy_tests import Tally, count_tests
 from parity.records import Verdict
+from parity.suites.policies import CHECKS, Tally, applies, check_policy, count_tests
 from scheduler.policies import contracts, policy_names
 
 REPORT = """<testsuites><testsuite>

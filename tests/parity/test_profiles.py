@@ -4,8 +4,8 @@ chosen, no exact one is unknown.
 
 from __future__ import annotations
 
-from parity.numerics import ROW, NumericsProfile, profile_candidates
-from parity.profiles import Trial, choose, engine_fingerprint, profile_of
+from parity.engines.numerics import ROW, NumericsProfile, profile_candidates
+from parity.run.profiles import Trial, choose, engine_fingerprint, profile_of
 from scheduler.limits import Layout
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from parity.cli import main
 from parity.errors import ExitCode, UsageError
-from parity.families import load_families
 from parity.models import resolve_model
 from parity.models.facts import read_facts
+from parity.models.families import load_families
 from parity.models.slice import LayerRange, slice_model
 
 # One middle range for each family: it starts on another layer kind than the model, where there is one.

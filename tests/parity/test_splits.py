@@ -15,12 +15,11 @@ import yaml
 
 from parity.engines.llama import ContextSettings, LlamaContext, LlamaModel
 from parity.errors import UsageError
-from parity.families import load_families, manifests_dir
 from parity.models import resolve_model
-from parity.models.facts import ModelFacts, derive_facts, read_facts
-from parity.models.header import read_header
+from parity.models.facts import ModelFacts, derive_facts, read_facts, read_header
+from parity.models.families import load_families, manifests_dir
 from parity.models.slice import LayerRange, slice_model
-from parity.splits import (
+from parity.models.splits import (
     Split,
     check_split_legal,
     explain_stage_fault,

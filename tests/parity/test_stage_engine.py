@@ -9,24 +9,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import parity.engines.stages_stage as stages_stage
-from parity.contained import run_case
-from parity.engines.stages_build import hand_settings, legal_split, stage_limits
-from parity.engines.stages_hand import hand_driver
-from parity.engines.stages_stage import HiddenRows, Stage, equal_length_parts
-from parity.engines.stages_tap import ggml_layout
+import parity.engines.stage as stages_stage
+from parity.engines.numerics import ROW
+from parity.engines.stage import HiddenRows, Stage, equal_length_parts, ggml_layout
+from parity.engines.stage_by_hand import hand_driver
 from parity.errors import UsageError
-from parity.explain import explain_outcome
-from parity.families import load_family
-from parity.handoff_checks import check_handoff
 from parity.models import resolve_model
-from parity.numerics import ROW
+from parity.models.families import load_family
 from parity.plugin import family_params
+from parity.processes import shared_worker
 from parity.records import Verdict
-from parity.runner import Runner, known_model, pool_limits
-from parity.state_checks import tokens_for
-from parity.suite_splits import crowd_case, pinned_splits
-from parity.worker import shared_worker
+from parity.run.chains import hand_settings, legal_split, stage_limits
+from parity.run.contained import run_case
+from parity.run.explain import explain_outcome
+from parity.run.runner import Runner, known_model, pool_limits
+from parity.suites.states import check_handoff, tokens_for
+from parity.suites.suite import crowd_case, pinned_splits
 from scheduler.engine import PAD_ROW, Call, EngineFailure
 from scheduler.limits import Sharing
 
@@ -145,7 +143,7 @@ def test_calls_outside_unified_are_cut_into_groups_that_llama_cpp_keeps_in_order
 @pytest.mark.parametrize("split", ["1", "2"])
 def test_handoff_is_exact_where_the_scale_is_no_power_of_two(split: str) -> None:
     report = shared_worker(()).call(
-        "parity.handoff_checks:check_handoff_here", {"model": "gemma2:odd_scale", "split": split}
+        "parity.suites.states:check_handoff_here", {"model": "gemma2:odd_scale", "split": split}
     )
     assert report["differing"] == [] and report["rows"] > 300
 

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from parity.contained import run_case
-from parity.engines.stages_build import stage_file
+from parity.engines.numerics import ROW
 from parity.errors import UsageError
-from parity.explain import explain_outcome
-from parity.families import load_family
 from parity.models import resolve_model
+from parity.models.families import load_family
 from parity.models.slice import LayerRange
-from parity.numerics import ROW
+from parity.models.splits import load_splits
 from parity.plugin import family_params
 from parity.records import Case, Verdict
-from parity.runner import Runner, known_model
-from parity.splits import load_splits
-from parity.suite_splits import crowd_case, pinned_splits
+from parity.run.chains import stage_file
+from parity.run.contained import run_case
+from parity.run.explain import explain_outcome
+from parity.run.runner import Runner, known_model
+from parity.suites.suite import crowd_case, pinned_splits
 from scheduler.limits import Layout
 
 

@@ -13,19 +13,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from parity.contained import run_case
-from parity.engines.stages_build import hand_settings, stage_limits
-from parity.engines.stages_processes import ProcessChain, StageLost
-from parity.engines.stages_wire import Wire, WireClosed, WireSilent, calls_from_data, calls_to_data
+from parity.engines.chain_processes import ProcessChain, StageLost
+from parity.engines.numerics import ROW
 from parity.errors import UsageError
-from parity.explain import explain_outcome
-from parity.families import load_family
 from parity.models import resolve_model
-from parity.numerics import ROW
+from parity.models.families import load_family
 from parity.plugin import family_params
+from parity.processes import Wire, WireClosed, WireSilent, calls_from_data, calls_to_data
 from parity.records import Fault, FaultKind, Verdict
-from parity.runner import Runner, known_model, pool_limits
-from parity.suite_splits import crowd_case, pinned_splits
+from parity.run.chains import hand_settings, stage_limits
+from parity.run.contained import run_case
+from parity.run.explain import explain_outcome
+from parity.run.runner import Runner, known_model, pool_limits
+from parity.suites.suite import crowd_case, pinned_splits
 from scheduler.engine import Batch, Call, EngineFailure, MemoryOp, OpKind
 from scheduler.records import FinishReason, IterationResult
 

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from parity.engines.stages_build import hand_settings
-from parity.engines.stages_hand import HandDriver, hand_driver
-from parity.engines.stages_state import StateRefused, seal_state, unseal_state
-from parity.families import load_family
+from parity.engines.stage_by_hand import HandDriver, hand_driver
+from parity.engines.stage_state import StateRefused, seal_state, unseal_state
 from parity.models import resolve_model
+from parity.models.families import load_family
 from parity.plugin import family_params
-from parity.state_checks import NEIGHBOUR, OTHER, OWN, StateChecks, tokens_for
+from parity.run.chains import hand_settings
+from parity.suites.states import NEIGHBOUR, OTHER, OWN, StateChecks, tokens_for
 
 IDENTITY = bytes(16)
 FOREIGN = {

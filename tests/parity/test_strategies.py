@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 
+from parity.cases.strategies import cases, last_step, tokens_of
 from parity.records import Case, FaultKind, Session
-from parity.replay import replay
-from parity.strategies import cases, last_step, tokens_of
+from parity.run.runner import replay
 from scheduler.limits import Layout
 
 QUICK = settings(max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck))

@@ -9,13 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from parity.case_files import load_case
-from parity.families import load_family
+from parity.cases.files import load_case
+from parity.cases.strategies import landmark
+from parity.models.families import load_family
+from parity.models.splits import Split
 from parity.records import Case, Outcome, Tier, Verdict
-from parity.splits import Split
-from parity.strategies import landmark
-from parity.suite import SHRINK_RUNS, SuiteResult, run_suite
-from parity.suite_splits import pinned_splits, run_split_suite
+from parity.suites.suite import SHRINK_RUNS, SuiteResult, pinned_splits, run_split_suite, run_suite
 from scheduler.limits import Layout
 from tests.parity.gate_results import DIVERGENCE
 
@@ -57,7 +56,7 @@ def suite(run: Run, folder: Path, *, layout: Layout = Layout.UNIFIED, **settings
 @pytest.fixture(autouse=True)
 def exact_build(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     choice = SimpleNamespace(exact=True, reason="")
-    monkeypatch.setattr("parity.suite.profile_of", lambda model: choice)
+    monkeypatch.setattr("parity.suites.suite.profile_of", lambda model: choice)
     return choice
 
 

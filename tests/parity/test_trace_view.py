@@ -9,16 +9,15 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
+from parity.cases.strategies import landmark
 from parity.cli import main
 from parity.commands.trace import command
 from parity.errors import ExitCode, UsageError
-from parity.policy_checks import busy_case
 from parity.records import Fault, FaultKind
-from parity.replay import replay
-from parity.strategies import landmark
-from parity.trace_view.collect import trace_of, view_of_exact_run
-from parity.trace_view.draw import draw_trace
-from parity.trace_view.records import TraceView
+from parity.report.history import TraceView, trace_of, view_of_exact_run
+from parity.report.timeline import draw_trace
+from parity.run.runner import replay
+from parity.suites.policies import busy_case
 from scheduler.limits import Layout
 
 FAULTS = (

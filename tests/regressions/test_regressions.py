@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from parity.contained import run_case
-from parity.exact_runner import run_exact_case
+from parity.campaign.rerun import Rerun
 from parity.mutants import all_mutants
 from parity.records import Case, Verdict
-from parity.rerun import Rerun
+from parity.run.contained import run_case
+from parity.run.runner import run_exact_case
 
 FILES = sorted(Path(__file__).parent.glob("*.json"))
 PLANTED = {mutant.name for mutant in all_mutants()}

@@ -11,13 +11,13 @@ import pytest
 
 from scheduler.legality import validate_plan
 from scheduler.policies import make_policy
+from scheduler.policy.state import SchedulerState
 from scheduler.records import (
     IllegalTransition,
     IntentKind,
     IterationPlan,
     PolicyIdentity,
     QueueIntent,
-    SchedulerState,
     SessionState,
 )
 from tests.scheduler.serving import Serving, request

@@ -14,13 +14,22 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from parity.campaign import DEFAULT_LAYOUTS, FEATURE_PAIRS, FEATURES, Plan, draw_batch, features_of
-from parity.campaign_run import Tally, open_executor, run_campaign
+from parity.campaign.campaign import (
+    DEFAULT_LAYOUTS,
+    FEATURE_PAIRS,
+    FEATURES,
+    Plan,
+    Tally,
+    draw_batch,
+    features_of,
+    open_executor,
+    run_campaign,
+)
+from parity.cases.scenarios import SCENARIOS
 from parity.commands.fuzz import command, parse_shard
 from parity.errors import ExitCode, UsageError
 from parity.mutants import cases
 from parity.records import Case
-from parity.scenario_list import SCENARIOS
 from parity.store import REPOSITORY
 
 PLAN = Plan(families=("llama", "gemma2", "falcon_h1"), policies=("fcfs", "aging"), seed=7, exact=True)
@@ -55,7 +64,7 @@ def test_batch_is_the_same_whatever_was_drawn_before():
 
 def test_batch_is_the_same_in_another_process():
     program = (
-        "import sys, json; from parity.campaign import draw_batch; "
+        "import sys, json; from parity.campaign.campaign import draw_batch; "
         "drawn = [[case.to_json() for case in draw_batch(order)] for order in json.load(sys.stdin)]\n"
         "print(json.dumps(drawn))"
     )
@@ -136,9 +145,9 @@ def test_missing_coverage_is_unknown_where_it_is_required(monkeypatch: pytest.Mo
     assert required.return_value is ExitCode.UNKNOWN
     assert "marks never hit: " in required.output and "pairs of features never seen: " in required.output
     assert fuzz(*tiny).return_value is ExitCode.PASS
-    monkeypatch.setattr("parity.campaign_run.MARKS", ("concurrent",))
+    monkeypatch.setattr("parity.campaign.campaign.MARKS", ("concurrent",))
     assert fuzz(*tiny, "--require-coverage").return_value is ExitCode.UNKNOWN  # pairs alone
-    monkeypatch.setattr("parity.campaign_run.FEATURE_PAIRS", ())
+    monkeypatch.setattr("parity.campaign.campaign.FEATURE_PAIRS", ())
     assert fuzz(*tiny, "--require-coverage").return_value is ExitCode.PASS
 
 

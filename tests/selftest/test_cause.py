@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from parity.cause import Cause, Diagnosis, diagnose
+from parity.campaign.diagnose import Cause, Diagnosis, diagnose
+from parity.campaign.rerun import Rerun, given_chunks
+from parity.cases.shrink import first_divergence
 from parity.commands.bisect import command
 from parity.errors import ExitCode, UsageError
-from parity.exact_runner import run_exact_case
 from parity.mutants import cases, find_mutant
 from parity.mutants.records import Place
 from parity.records import Case, Divergence, Outcome, Verdict
-from parity.rerun import Rerun, given_chunks
-from parity.signature import first_divergence
+from parity.run.runner import run_exact_case
 
 EXPECTED = [
     # mutant, place, cause, session, its token, neighbours that it needs

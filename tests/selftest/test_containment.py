@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from parity.contained import run_case
-from parity.exact_runner import run_exact_case
-from parity.explain import explain_outcome
+from parity.campaign.rerun import Rerun
 from parity.mutants import cases, sharing_cases
+from parity.processes import CallFailed, Worker, WorkerDied
 from parity.records import Verdict
-from parity.rerun import Rerun
+from parity.run.contained import run_case
+from parity.run.explain import explain_outcome
+from parity.run.runner import run_exact_case
 from parity.store import REPOSITORY
-from parity.suite_splits import across_stages, pinned_splits
-from parity.worker import CallFailed, Worker, WorkerDied
+from parity.suites.suite import across_stages, pinned_splits
 
 RAISES = "victim_left_in_the_plan"  # a fault by which the scheduler looks for a session that is not there
 ABORTING = sharing_cases.shared_prefix("llama", **cases.STREAMS)
 
 SUITE = """
 import pytest
-from parity.contained import run_case
+from parity.run.contained import run_case
 from parity.mutants import cases, sharing_cases
 from parity.records import Verdict
 
@@ -75,7 +75,7 @@ def test_abort_costs_one_test_under_xdist(tmp_path: Path):
 def test_hanging_worker_is_ended_after_a_bound_and_reported():
     worker = Worker()
     with pytest.raises(WorkerDied, match="no answer within 0.2 s, ended"):
-        worker.call("parity.faults:hang_here", {}, timeout_s=0.2)
+        worker.call("parity.run.faults:hang_here", {}, timeout_s=0.2)
     assert worker.pid is None
     assert worker.call("json:dumps", {}) == "{}"
     worker.close()
@@ -92,7 +92,7 @@ def test_killed_worker_is_replaced():
     assert worker.call("json:dumps", {"a": 1}) == '{"a": 1}'
     first = worker.pid
     with pytest.raises(WorkerDied, match="ended by SIGKILL"):
-        worker.call("parity.faults:die_here", {})
+        worker.call("parity.run.faults:die_here", {})
     assert worker.call("json:dumps", {}) == "{}"
     assert worker.pid != first
     worker.close()
@@ -122,7 +122,7 @@ def test_exception_of_a_checker_is_an_outcome(monkeypatch: pytest.MonkeyPatch):
     def broken(run):
         raise ZeroDivisionError("in a checker")
 
-    monkeypatch.setattr("parity.exact_runner.count_marks", broken)
+    monkeypatch.setattr("parity.run.runner.count_marks", broken)
     outcome = run_exact_case(cases.mixed("llama"))
     assert outcome.problems == ("internal: ZeroDivisionError: in a checker",)
 

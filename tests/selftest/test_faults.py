@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from parity.contained import run_case
 from parity.engines.exact import ExactEngine
-from parity.exact_runner import drive_exact, exact_limits, exact_model, run_exact_case
-from parity.faults import full_disk
+from parity.engines.numerics import ROW
 from parity.mutants import cases
-from parity.numerics import ROW
+from parity.processes import Worker
 from parity.records import Case, Fault, FaultKind, Outcome, Verdict, outcome_from_data
+from parity.run.contained import run_case
+from parity.run.faults import full_disk
+from parity.run.runner import drive_exact, exact_limits, exact_model, run_exact_case
 from parity.store import save_text
-from parity.worker import Worker
 from scheduler.loop import MAX_ENGINE_FAILURES
 from scheduler.records import FinishReason
 
@@ -133,7 +133,7 @@ def test_full_disk_costs_the_memory_of_answers_and_no_verdict(tmp_path: Path):
     try:
         for case, remembered in ((full, 0), (replace(full, faults=()), SESSIONS)):
             data = worker.call(
-                "parity.runner:run_case_here", {"case": case.to_json(), "profile": ROW.to_json()}
+                "parity.run.runner:run_case_here", {"case": case.to_json(), "profile": ROW.to_json()}
             )
             outcome = outcome_from_data(case, data)
             assert (outcome.verdict, outcome.bit_identical) == (Verdict.PASS, SESSIONS)

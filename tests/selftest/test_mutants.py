@@ -7,16 +7,16 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from parity.commands.mutants import command, select_trials
-from parity.contained import run_case
+from parity.commands.mutants import command
+from parity.engines.numerics import ROW
 from parity.errors import ExitCode, UsageError
 from parity.mutants import all_mutants, cases, find_mutant
 from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial
-from parity.mutants.running import Status, judge_mutant, judge_mutants, mutant_worker
+from parity.mutants.running import Status, judge_mutant, judge_mutants, mutant_worker, select_trials
 from parity.mutants.seam import batch_plant
 from parity.mutants.trials import exact_trial
-from parity.numerics import ROW
 from parity.records import Outcome
+from parity.run.contained import run_case
 
 # The planted off-by-ones of the main job: which session must be named, and at which of its generated tokens.
 OFF_BY_ONES = {

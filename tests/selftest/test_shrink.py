@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from parity.exact_runner import run_exact_case
-from parity.mutants.large_cases import MOST_SESSIONS, MOST_TOKENS, PLANTED, large_case, shrink_planted
+from parity.campaign.large_cases import MOST_SESSIONS, MOST_TOKENS, PLANTED, large_case, shrink_planted
+from parity.campaign.rerun import Rerun
+from parity.cases.shrink import fault_signature, is_same_fault, shrink_case, size_of, without_sessions
 from parity.records import Case, Fault, FaultKind, Verdict
-from parity.rerun import Rerun
-from parity.shrink import shrink_case, size_of, without_sessions
-from parity.signature import fault_signature, is_same_fault
+from parity.run.runner import run_exact_case
 
 IN_DEFAULT_SUITE = ("prefix_shared_one_token_too_far", "cancel_in_flight_lost", "logits_rows_swapped")
 

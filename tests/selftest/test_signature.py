@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from parity.campaign import Plan
-from parity.campaign_run import Found, Tally, keep_failures
-from parity.exact_runner import run_exact_case
+from parity.campaign.campaign import Found, Plan, Tally, keep_failures
+from parity.cases.shrink import fault_signature, is_same_fault
 from parity.mutants import cases, find_mutant, sharing_cases
 from parity.mutants.records import Reach
 from parity.records import Case, Divergence, Outcome, Session, Verdict
-from parity.signature import fault_signature, is_same_fault
+from parity.run.runner import run_exact_case
 
 OVERSHARED, NOT_REPLAYED = "prefix_shared_one_token_too_far", "replay_without_generated_tokens"
 PLAN = Plan(families=("llama",), exact=True)

@@ -20,9 +20,9 @@ from parity.commands.cutover import command as cutover_command
 from parity.commands.peers import command as peers_command
 from parity.commands.serve import command as serve_command
 from parity.errors import ExitCode, UsageError
-from parity.families import load_family
 from parity.models import resolve_model
 from parity.models.facts import read_facts
+from parity.models.families import load_family
 from parity.records import Verdict
 from parity.serve.served_model import EngineSettings, sequence_count
 from parity.telemetry import Totals, plot_steps, read_steps

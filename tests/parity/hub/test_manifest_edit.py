@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parity.errors import UsageError
-from parity.families import family_names, manifests_dir
+from parity.models.families import family_names, manifests_dir
 from parity.models.manifest_edit import replace_scalars
 
 REAL = ("rows", "real")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from parity.errors import ExitCode, UsageError
-from parity.families import ModelRow, RowSource
 from parity.models import package_source
+from parity.models.families import ModelRow, RowSource
 from parity.models.package_source import install_package, package_folder, resolve_package_file
 from parity.models.unavailable import Unavailable
 from tests.parity.hub.desk import weights

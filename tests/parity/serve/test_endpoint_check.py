@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from parity.endpoint_answer import EndpointAnswer, merge_chunks, read_answer
-from parity.endpoint_check import EndpointOptions, check_endpoint, make_prompts
-from parity.endpoint_judge import Asked, judge
+from parity.endpoint.check import EndpointOptions, check_endpoint, make_prompts
+from parity.endpoint.client import EndpointAnswer, merge_chunks, read_answer
+from parity.endpoint.judge import Asked, judge
 from parity.errors import UsageError
 from parity.records import Tier, Verdict
 from parity.serve.served_model import ServedModel

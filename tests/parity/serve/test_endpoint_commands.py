@@ -15,7 +15,7 @@ import pytest
 
 from parity.commands.check import command as check
 from parity.commands.check_endpoint import command as check_endpoint
-from parity.endpoint_check import make_prompts
+from parity.endpoint.check import make_prompts
 from parity.errors import ExitCode
 from tests.parity.serve.test_endpoint_check import forget_seed, swap_neighbours
 
@@ -62,7 +62,7 @@ def by_check_endpoint(url: str, *more: str) -> ExitCode:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """At most six prompts, whatever the defaults are."""
-    monkeypatch.setattr("parity.endpoint_check.make_prompts", lambda count, seed: make_prompts(6, seed))
+    monkeypatch.setattr("parity.endpoint.check.make_prompts", lambda count, seed: make_prompts(6, seed))
 
 
 @pytest.mark.usefixtures("few")
@@ -92,7 +92,7 @@ def test_server_that_mixes_up_is_exit_1(door, fault, start):
 def test_rounds_go_on_for_the_duration(text_only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """By a clock that adds a second at every look: one round is asked for, and three seconds of them."""
     ticks = itertools.count()
-    monkeypatch.setattr("parity.endpoint_check.monotonic", lambda: float(next(ticks)))
+    monkeypatch.setattr("parity.endpoint.check.monotonic", lambda: float(next(ticks)))
     report = tmp_path / "report.json"
     assert by_check_endpoint(text_only, "--duration", "3", "--json", str(report)) is ExitCode.PASS
     found = json.loads(report.read_text())

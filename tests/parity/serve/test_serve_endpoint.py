@@ -6,9 +6,9 @@ import httpx
 import openai
 import pytest
 
+from parity.engines.numerics import ROW
 from parity.models import resolve_model
-from parity.numerics import ROW
-from parity.oracle import Oracle, Question
+from parity.run.oracle import Oracle, Question
 from parity.serve.app import AppSettings
 from parity.serve.served_model import ServedModel
 from tests.parity.serve.conftest import client_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from parity.drive import Run
+from parity.history import Run
 from scheduler.records import IntentKind, IterationPlan, Phase
 
 

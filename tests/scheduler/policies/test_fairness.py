@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from parity.ledger import client_reports, service_of, starved_clients
-from parity.replay import replay
+from parity.checkers.service import client_reports, service_of, starved_clients
+from parity.run.runner import replay
 from scheduler.limits import Layout
 from scheduler.records import ServiceLevel
 from tests.scheduler.policies.workloads import TICK_MS, order_of_first_chunks, play, session, workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parity.replay import replay
+from parity.run.runner import replay
 from scheduler.policies import make_policy
 from tests.scheduler.policies.workloads import TICK_MS, play, rows_per_step, session, workload
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from parity.exact_runner import expected_answers
-from parity.policy_checks import busy_case, crowded_case
+from parity.cases.strategies import cases
 from parity.records import Case
-from parity.replay import replay
-from parity.strategies import cases
+from parity.run.runner import expected_answers, replay
+from parity.suites.policies import busy_case, crowded_case
 from scheduler.limits import Layout
 from scheduler.policies import contracts, make_policy, policy_names
 from scheduler.records import FinishReason, ServiceLevel

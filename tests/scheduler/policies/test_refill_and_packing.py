@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
+from parity.checkers.outcomes import served_sessions
 from parity.engines.exact import ExactEngine
-from parity.ledger import served_sessions
 from scheduler.limits import Layout, PoolLimits, Sharing, StepLimits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy

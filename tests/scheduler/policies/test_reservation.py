@@ -6,10 +6,11 @@ from types import MappingProxyType
 
 import pytest
 
-from parity.replay import replay
+from parity.run.runner import replay
 from scheduler.legality import validate_plan
 from scheduler.policies import make_policy
-from scheduler.records import Request, SchedulerState, SessionState, SessionView
+from scheduler.policy.state import SchedulerState
+from scheduler.records import Request, SessionState, SessionView
 from tests.scheduler.policies.row_figures import realised_rows
 from tests.scheduler.policies.workloads import play, rows_per_step, session, workload
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parity.replay import Replay, replay
+from parity.run.runner import Replay, replay
 from scheduler.policies.sglang_adder import AdderLimits, Affinity, Lead, Verdict
 from tests.scheduler.policies.workloads import TICK_MS, play, rows_per_step, session, workload
 

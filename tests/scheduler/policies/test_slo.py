@@ -8,9 +8,9 @@ from fractions import Fraction
 
 import pytest
 
-from parity.ledger import OutcomeLedger, ledger_of, served_sessions
-from scheduler.policies.cost import deadline_ms
-from scheduler.policies.dist_goodput import sweep_goodput
+from parity.checkers.outcomes import OutcomeLedger, ledger_of, served_sessions
+from scheduler.policy.cost import deadline_ms
+from scheduler.policy.goodput import sweep_goodput
 from scheduler.records import Request, ServiceLevel, SessionState, SessionView
 from tests.scheduler.policies.workloads import TICK_MS, order_of_first_chunks, play, rows_per_step, session
 

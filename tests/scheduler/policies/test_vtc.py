@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from parity.ledger import claim_vtc_bound, service_of
+from parity.checkers.claims import claim_vtc_bound
+from parity.checkers.service import service_of
 from parity.records import Fault, FaultKind
-from parity.replay import replay
+from parity.run.runner import replay
 from scheduler.policies import make_policy
 from scheduler.records import Request, SessionState, SessionView
 from tests.scheduler.policies.workloads import TICK_MS, play, session, workload

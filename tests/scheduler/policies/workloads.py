@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from parity.records import Case, Session
-from parity.replay import Replay, replay
+from parity.run.runner import Replay, replay
 from scheduler.limits import Layout
 
 TICK_MS = 10.0

@@ -1,0 +1,1 @@
+"""Campaigns: cases explored from a seed, what failed shrunk, remembered and diagnosed."""

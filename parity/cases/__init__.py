@@ -1,0 +1,1 @@
+"""Cases: drawn by strategies, named as scenarios, made smaller by the shrinker."""

@@ -1,0 +1,273 @@
+"""Hypothesis strategies for cases: small first, boundaries often, features
+drawn before values (swarm style).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
+
+from parity.models.families import load_family
+from parity.records import Case, Fault, FaultKind, Session
+from scheduler.limits import Layout
+from scheduler.records import SamplingParams
+
+BYTE_TOKENS = 250  # token ids below this are plain bytes in every tiny vocabulary
+FEATURES = (
+    "shared",
+    "arrivals",
+    "cancel",
+    "preempt",
+    "tight_pool",
+    "few_lanes",
+    "seeded",
+    "stops",
+    "failures",
+)
+WORK_TOKENS = 1600  # rows that one case may compute at most, so that a case takes a fraction of a second
+STREAM_CELLS = 400
+# (seed, count) -> token ids of a prompt: random bytes, or text for a model with a real vocabulary.
+DrawTokens = Callable[[int, int], tuple[int, ...]]
+
+
+def tokens_of(seed: int, count: int) -> tuple[int, ...]:
+    """``count`` token ids determined by ``seed``; a prefix of a longer draw with the same seed."""
+    rng = random.Random(seed)
+    return tuple(rng.randrange(3, BYTE_TOKENS) for _ in range(count))
+
+
+def prompt_lengths(most: int) -> st.SearchStrategy[int]:
+    """1 to ``most``, with the neighbours of powers of two, windows and kernel widths drawn often."""
+    edges = [
+        n
+        for base in (1, 2, 16, 32, 37, 48, 63, 64, 128, 256)
+        for n in (base - 1, base, base + 1)
+        if 1 <= n <= most
+    ]
+    return st.one_of(st.integers(1, min(8, most)), st.sampled_from(edges), st.integers(1, most))
+
+
+@st.composite
+def prompts(
+    draw: st.DrawFn, *, count: int, most: int, shared: bool, tokens: DrawTokens = tokens_of
+) -> list[tuple[int, ...]]:
+    """``count`` prompts; with ``shared`` each may go on from a prefix of an
+    earlier one, so that they form trees.
+    """
+    made: list[tuple[int, ...]] = []
+    for index in range(count):
+        own = tokens(1000 + index, draw(prompt_lengths(most)))
+        if shared and made and draw(st.integers(0, 3)):
+            parent = made[draw(st.integers(0, len(made) - 1))]
+            kept = draw(st.one_of(st.just(len(parent)), st.integers(1, len(parent))))
+            own = parent[:kept] + own[: draw(st.integers(0, max(1, most // 3)))]
+        made.append(own[:most])
+    return made
+
+
+def arrival_steps(index: int) -> st.SearchStrategy[int]:
+    """All at once, spread over a dozen steps, or one after the other, so that a later
+    session finds an earlier prefix.
+    """
+    return st.one_of(st.just(6 * index), st.integers(0, 12), st.just(0))
+
+
+def seeded_sampling() -> st.SearchStrategy[SamplingParams]:
+    """Sampling by seed at several temperatures, cut off by count, by mass, or not at all."""
+    return st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.5, 1.0, 2.0]),
+        seed=st.integers(0, 9),
+        top_k=st.sampled_from([0, 1, 40]),
+        top_p=st.sampled_from([1.0, 0.9]),
+    )
+
+
+@st.composite
+def fault_lists(
+    draw: st.DrawFn, *, count: int, features: dict[str, bool], last_step: int
+) -> tuple[Fault, ...]:
+    """Forced preemptions, cancellations and injected failures at any step,
+    some while the step is in flight.
+    """
+    kinds = [
+        kind
+        for feature, kind in (
+            ("cancel", FaultKind.CANCEL),
+            ("preempt", FaultKind.PREEMPT),
+            ("failures", FaultKind.DECODE_ERROR),
+            ("failures", FaultKind.NO_SLOT),
+        )
+        if features[feature]
+    ]
+    if not kinds:
+        return ()
+    faults = []
+    for _ in range(draw(st.integers(1, 6))):
+        kind = draw(st.sampled_from(kinds))
+        in_flight = kind in (FaultKind.CANCEL, FaultKind.PREEMPT) and draw(st.booleans())
+        faults.append(
+            Fault(
+                kind=kind,
+                step=draw(st.integers(0, last_step)),
+                in_flight=in_flight,
+                session=draw(st.integers(0, count - 1)),
+                call=draw(st.integers(0, 2)),
+            )
+        )
+    return tuple(faults)
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    family: str,
+    layout: Layout,
+    *,
+    model: str | None = None,
+    policy: str = "fcfs",
+    tokens: DrawTokens = tokens_of,
+    work_tokens: int = WORK_TOKENS,
+) -> Case:
+    """Cases of one family and layout: 1 to 16 sessions, prompts of 1 to 300 tokens, budgets from 1."""
+    features = {name: draw(st.booleans()) for name in FEATURES}
+    budget = draw(st.one_of(st.integers(1, 4), st.integers(5, 64), st.integers(65, 300)))
+    count = draw(st.integers(1, 16 if budget > 4 else 5))
+    work = min(work_tokens, 60 * budget)
+    most = max(1, min(300, work // count))
+    texts = draw(prompts(count=count, most=most, shared=features["shared"], tokens=tokens))
+    sessions = []
+    for index, prompt in enumerate(texts):
+        sampling = draw(seeded_sampling()) if features["seeded"] and draw(st.booleans()) else SamplingParams()
+        sessions.append(
+            Session(
+                prompt=prompt,
+                max_tokens=draw(st.one_of(st.integers(1, 3), st.integers(4, 24))),
+                arrival_step=draw(arrival_steps(index)) if features["arrivals"] or features["shared"] else 0,
+                sampling=sampling,
+                stop_token_ids=tuple(range(3, 30)) if features["stops"] and index % 2 else (),
+            )
+        )
+    longest = max(len(s.prompt) + s.max_tokens - 1 for s in sessions)
+    total = sum(len(s.prompt) + s.max_tokens - 1 for s in sessions)
+    if layout is Layout.STREAMS:
+        pool = longest if features["tight_pool"] else STREAM_CELLS
+        num_sequences = draw(st.integers(2, 4 if features["few_lanes"] else 20))
+    else:
+        most = most_sequences(family)
+        pool = (
+            draw(st.one_of(st.just(longest), st.integers(longest, min(total, 1900) + 8)))
+            if features["tight_pool"]
+            else 1900
+        )
+        num_sequences = draw(st.integers(3, most))
+    case = Case(
+        family=family,
+        model=model or family,
+        sessions=tuple(sessions),
+        layout=layout,
+        pool_cells=pool,
+        kv_type=draw(st.sampled_from(("f16", "f16", "f32"))),
+        num_sequences=num_sequences,
+        max_num_batched_tokens=budget,
+        max_num_seqs=draw(st.integers(1, 3)) if features["few_lanes"] else 16,
+        max_chunk_tokens=draw(st.one_of(st.just(2048), st.integers(1, 64))),
+        prefix_block_tokens=draw(st.sampled_from([1, 1, 4, 16])),
+        policy=policy,
+    )
+    return replace(case, faults=draw(fault_lists(count=count, features=features, last_step=last_step(case))))
+
+
+def last_step(case: Case) -> int:
+    """The step by which a case without faults is through, at the latest: its last arrival and its work.
+
+    Work is one session's chunks and tokens after the other, as many sessions at a time as lanes and pool let
+    run, or the budget's share of all rows.
+    """
+    width = min(case.max_num_batched_tokens, case.max_chunk_tokens)
+    turns = [-(-len(session.prompt) // width) + session.max_tokens for session in case.sessions]
+    rows = [len(session.prompt) + session.max_tokens for session in case.sessions]
+    lanes = min(case.max_num_seqs, case.num_sequences)
+    if case.layout is not Layout.STREAMS:
+        lanes = max(1, min(lanes, case.pool_cells // max(rows)))
+    arrival = max(session.arrival_step for session in case.sessions)
+    return arrival + max(turns) + max(sum(turns) // lanes, sum(rows) // case.max_num_batched_tokens)
+
+
+def most_sequences(family: str) -> int:
+    """Logical sequences of a family's default context: two ids each with a window
+    cache, one kept empty if hybrid.
+    """
+    known = load_family(family)
+    return known.engine.n_seq_max // (2 if known.needs_shadow else 1) - (1 if known.is_hybrid else 0)
+
+
+def landmark(
+    family: str,
+    layout: Layout,
+    *,
+    model: str | None = None,
+    policy: str = "fcfs",
+    tokens: DrawTokens = tokens_of,
+) -> Case:
+    """A fixed case that runs first in every suite: one tree of prefixes asked for
+    again and again, in a small pool.
+    """
+    root = tokens(7, 44)
+    sessions = [
+        Session(
+            prompt=root[: 12 + 8 * (i % 5)] + tokens(100 + i, 1 + 5 * (i % 3)),
+            max_tokens=6 + i,
+            arrival_step=7 * i,
+        )
+        for i in range(8)
+    ]
+    sessions.append(Session(prompt=tokens(99, 70), max_tokens=20, arrival_step=9))
+    faults = (
+        Fault(kind=FaultKind.PREEMPT, step=12, session=1),
+        Fault(kind=FaultKind.PREEMPT, step=30, session=4),
+        Fault(kind=FaultKind.CANCEL, step=17, session=8),
+        Fault(kind=FaultKind.PREEMPT, step=40, session=5),
+    )
+    streams = layout is Layout.STREAMS
+    return Case(
+        family=family,
+        model=model or family,
+        sessions=tuple(sessions),
+        layout=layout,
+        policy=policy,
+        pool_cells=STREAM_CELLS if streams else 130,
+        num_sequences=9,
+        max_num_batched_tokens=24,
+        max_num_seqs=6,
+        max_chunk_tokens=16,
+        prefix_block_tokens=4,
+        faults=faults,
+    )
+
+
+# -- A Hypothesis backend that draws the same from the same seed in every process.
+#
+# Hypothesis' own also draws constants that it finds in the source of whatever modules are loaded,
+# so that pytest, the command line and a Dask worker would explore different cases. Strategies here
+# name their boundaries themselves.
+
+BACKEND = "samebytes-steady"
+
+
+class SteadyProvider(HypothesisProvider):
+    """Hypothesis' provider without constants from loaded modules."""
+
+    def _maybe_draw_constant(self, choice_type: Any, constraints: Any, *, p: float = 0.05) -> None:
+        return None
+
+
+def steady_backend() -> str:
+    """The backend's name for ``settings(backend=...)``, registered."""
+    AVAILABLE_PROVIDERS[BACKEND] = SteadyProvider
+    return BACKEND

@@ -1,0 +1,1 @@
+"""Any OpenAI-compatible server: its answers under load against its answers alone."""

@@ -1,0 +1,605 @@
+"""A chain of stages with a process each, as one engine.
+
+A stage that dies is named, and nobody waits for it for ever.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import os
+import resource
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from parity.engines.llama import LlamaModel
+from parity.engines.numerics import NumericsProfile
+from parity.engines.pool import PoolContext, SamplingEngine
+from parity.engines.stage import HiddenRows, Stage, StageSettings
+from parity.errors import UsageError
+from parity.processes import (
+    DEFAULT_TIMEOUT_S,
+    STDERR_TAIL_BYTES,
+    Wire,
+    WireClosed,
+    WireSilent,
+    Worker,
+    WorkerDied,
+    calls_from_data,
+    calls_to_data,
+    engine_message,
+    ops_from_data,
+    ops_to_data,
+)
+from parity.store import REPOSITORY
+from scheduler.engine import PAD_ROW, Batch, EngineFailure, MemoryOp
+from scheduler.limits import Layout, PoolLimits
+
+# -- The coordinator's side of one stage's process: its start, its end, and the connection to it.
+
+
+class StageProcess:
+    """The coordinator's side of one stage: its process and the control connection."""
+
+    def __init__(
+        self,
+        settings: StageSettings,
+        upstream: socket.socket | None,
+        downstream: socket.socket | None,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self.settings = settings
+        own, theirs = socket.socketpair()
+        self._stderr = tempfile.TemporaryFile()
+        ends = [theirs, upstream, downstream]
+        fds = [end.fileno() if end is not None else -1 for end in ends]
+        environment = {
+            **os.environ,
+            **dict(settings.profile.environment),
+            "GGML_NO_BACKTRACE": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])),
+        }
+        # Neighbours give up first: then the one that does not answer is the one that hangs.
+        command = [sys.executable, "-m", "parity.engines.chain_processes", *map(str, fds), str(timeout_s / 2)]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._stderr,
+            stderr=self._stderr,
+            pass_fds=[fd for fd in fds if fd >= 0],
+            env=environment,
+        )
+        for end in ends:
+            if end is not None:
+                end.close()  # the process's copies are the only ones: when it ends, its neighbours see that
+        self.wire = Wire(own, timeout_s=timeout_s)
+
+    def obituary(self) -> str:
+        """How the process ended, with the engine's last message; waits for the
+        end, which its caller has seen.
+        """
+        code = self.process.wait()
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - STDERR_TAIL_BYTES))
+        said = engine_message(self._stderr.read().decode(errors="replace"))
+        ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        return f"{self.settings.label}: its process {ended}{': ' + said if said else ''}"
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.wire.close()
+        self._stderr.close()
+
+
+ANSWER_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0  # a large stage is read from a slow disk
+
+
+class StageLost(EngineFailure):
+    """A stage's process has ended or does not answer; ``stage`` is its index. Its memory is gone."""
+
+    def __init__(self, stage: int, reason: str) -> None:
+        self.stage = stage
+        super().__init__(reason)
+
+
+class ProcessChain(SamplingEngine):
+    """Implements ``scheduler.engine.Engine``; the same as ``StageChain``, with one process per stage.
+
+    After a loss every step fails at once with the same reason, until ``configure`` starts the stages anew.
+    """
+
+    def __init__(self, settings: Sequence[StageSettings], *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+        super().__init__()
+        self.settings, self.timeout_s = tuple(settings), timeout_s
+        self.lost = ""
+        self.lose_next: int | None = None  # a fault: this stage's process dies in the middle of the next step
+        self._step = 0
+        self._stages: list[StageProcess] = []
+        atexit.register(self.close)
+        self._start()
+
+    # -- processes
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the stages."""
+        return [stage.process.pid for stage in self._stages]
+
+    def _start(self) -> None:
+        links = [socket.socketpair() for _ in self.settings[1:]]
+        for index, settings in enumerate(self.settings):
+            upstream = links[index - 1][1] if index else None
+            downstream = links[index][0] if index < len(links) else None
+            self._stages.append(StageProcess(settings, upstream, downstream, timeout_s=self.timeout_s))
+        for stage in self._stages:
+            stage.wire.send({"settings": stage.settings.to_json()})
+        self.lost = ""
+        self._gather(range(len(self._stages)), timeout_s=START_TIMEOUT_S)
+
+    def _end(self) -> None:
+        while self._stages:
+            self._stages.pop().close()
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        self._end()
+
+    # -- engine
+
+    def configure(self, *limits: PoolLimits) -> None:
+        """Use ``limits``, one per stage, from now on; lost stages are started anew."""
+        for settings, own in zip(self.settings, limits, strict=True):
+            if own.num_sequences > settings.num_sequences or own.num_cells >= self._context_cells(settings):
+                raise ValueError(f"limits {own} do not fit {settings}")
+        self.limits, self.lose_next = limits, None
+        if not self.lost:
+            try:
+                self._order([{"do": "clear"}] * len(self._stages))
+            except StageLost:
+                pass  # it died idle: nobody was harmed
+        if self.lost:
+            self._end()
+            self._start()
+
+    @staticmethod
+    def _context_cells(settings: StageSettings) -> int:
+        return settings.num_cells * (settings.num_sequences if settings.layout.value == "streams" else 1)
+
+    def apply(self, stages: Sequence[Sequence[MemoryOp]]) -> None:
+        """Apply operations. With a lost stage there is no memory to apply them to: the next step says so."""
+        if self.lost:
+            return
+        try:
+            self._order([{"do": "apply", "ops": ops_to_data(ops)} if ops else None for ops in stages])
+        except StageLost:
+            pass
+
+    def leftover_sequences(self) -> list[int]:
+        """Logical ids that still hold something in any stage; none when a stage
+        is lost, and its memory with it.
+        """
+        if self.lost:
+            return []
+        try:
+            answers = self._order([{"do": "leftovers"}] * len(self._stages))
+        except StageLost:
+            return []
+        return sorted({seq_id for answer in answers for seq_id in answer["leftovers"]})
+
+    def _run(
+        self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]
+    ) -> None:
+        if self.lost:
+            raise StageLost(self._lost_stage, self.lost)
+        self._step += 1
+        orders = []
+        for index, calls in enumerate(batch.stages):
+            orders.append(
+                {
+                    "do": "step",
+                    "step": self._step,
+                    "calls": calls_to_data(calls),
+                    "tokens": batch.tokens,
+                    "positions": batch.positions,
+                    "wanted": wanted,
+                    "fail_before": self._fail_before(len(calls)),
+                    "die_before": 0 if index == self.lose_next else None,
+                }
+            )
+        self.lose_next = None
+        self._order(orders, give)
+
+    def _fail_before(self, num_calls: int) -> int | None:
+        """Which of a stage's calls an injected failure hits; calls are counted over all stages."""
+        begun = self._calls_begun
+        self._calls_begun += num_calls
+        if self.fail_before_call is None or not begun <= self.fail_before_call < begun + num_calls:
+            return None
+        at, self.fail_before_call = self.fail_before_call - begun, None
+        return at
+
+    # -- orders and answers
+
+    def _order(
+        self,
+        orders: Sequence[dict[str, Any] | None],
+        give: Callable[[Sequence[int], np.ndarray], None] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Send each stage its order (None: none) and gather the answers.
+
+        Raises ``EngineFailure`` or ``StageLost``.
+        """
+        asked = []
+        for index, order in enumerate(orders):
+            if order is not None:
+                asked.append(index)
+                try:
+                    self._stages[index].wire.send(order)
+                except (WireClosed, WireSilent):
+                    pass  # gathering finds out how it ended
+        return self._gather(asked, give)
+
+    def _gather(
+        self,
+        asked: Sequence[int],
+        give: Callable[[Sequence[int], np.ndarray], None] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> list[dict[str, Any]]:
+        """One answer of every asked stage, within ``timeout_s`` in all; logits on the way go to ``give``."""
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        answers: dict[int, dict[str, Any]] = {}
+        dead: list[int] = []
+        deadline = monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            for index in asked:
+                selector.register(self._stages[index].wire.connection, selectors.EVENT_READ, index)
+            while len(answers) + len(dead) < len(asked):
+                ready = selector.select(max(0.0, deadline - monotonic()))
+                if not ready:
+                    silent = next(index for index in asked if index not in answers and index not in dead)
+                    self._lose(silent, f"{self.settings[silent].label}: no answer within {timeout_s:g} s")
+                for key, _ in ready:
+                    index = key.data
+                    try:
+                        header, values = self._stages[index].wire.receive()
+                    except (WireClosed, WireSilent):
+                        header = None
+                    if header is not None and "rows" in header:
+                        give(header["rows"], values.reshape(len(header["rows"]), -1))
+                        continue
+                    selector.unregister(key.fileobj)
+                    if header is None:
+                        dead.append(index)
+                    else:
+                        answers[index] = header
+        if dead:
+            self._lose(min(dead), "; ".join(self._obituary(index) for index in sorted(dead)))
+        self._raise_failures(answers)
+        return [answers[index] for index in asked]
+
+    def _obituary(self, index: int) -> str:
+        stage = self._stages[index]
+        try:
+            stage.process.wait(timeout=self.timeout_s)
+        except subprocess.TimeoutExpired:
+            stage.process.kill()  # its connection is closed, yet it lives
+        return stage.obituary()
+
+    def _lose(self, index: int, reason: str) -> None:
+        """Give the chain up: end every stage, remember why, and say so."""
+        self.lost, self._lost_stage = reason, index
+        self._end()
+        raise StageLost(index, reason)
+
+    def _raise_failures(self, answers: dict[int, dict[str, Any]]) -> None:
+        """The failure of the first stage that has one: those behind it only starve."""
+        for index, answer in sorted(answers.items()):
+            if "usage" in answer or "error" in answer:
+                self._end()
+                self.lost, self._lost_stage = answer.get("error", "it was not loaded"), index
+                if "usage" in answer:
+                    raise UsageError(answer["usage"])
+                raise RuntimeError(f"{self.settings[index].label}: {answer['error']}")
+            if "failure" in answer:
+                raise EngineFailure(answer["failure"])
+
+
+__all__ = ["ProcessChain", "StageLost"]
+
+
+# -- One stage as a process:
+# ``python -m parity.engines.chain_processes CONTROL UPSTREAM DOWNSTREAM TIMEOUT_S``.
+#
+# The first three are file descriptors of sockets (-1: none). Orders come over the control connection;
+# hidden states come from the stage before and go to the stage behind, one frame per native call, so
+# that stages overlap inside a step.
+
+
+class StageServer:
+    """Carries out the coordinator's orders on one stage.
+
+    An order is answered by one frame, logits come before it.
+    """
+
+    def __init__(self, stage: Stage, control: Wire, upstream: Wire | None, downstream: Wire | None) -> None:
+        self.stage, self.control, self.upstream, self.downstream = stage, control, upstream, downstream
+
+    def carry_out(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Do one order; the answer. Raises ``EngineFailure``."""
+        kind = order["do"]
+        if kind == "clear":
+            self.stage.pool.context.clear()
+        elif kind == "apply":
+            self.stage.pool.apply(ops_from_data(order["ops"]))
+        elif kind == "leftovers":
+            return {"leftovers": self.stage.pool.leftover_sequences()}
+        else:
+            self._step(order)
+        return {"done": kind}
+
+    def _step(self, order: dict[str, Any]) -> None:
+        number, tokens = order["step"], tuple(order["tokens"])
+        batch = Batch(tokens, tuple(order["positions"]), (), (), (), (), (), ())
+        begun = 0
+
+        def before_call() -> None:
+            nonlocal begun
+            if begun == order["die_before"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if begun == order["fail_before"]:
+                raise EngineFailure(f"injected failure before its native call {begun}")
+            begun += 1
+
+        try:
+            self.stage.run(
+                calls_from_data(order["calls"]),
+                batch,
+                order["wanted"],
+                before_call=before_call,
+                take=self._source(number, len(tokens)) if self.upstream else None,
+                give=self._sink(number),
+            )
+        except (EngineFailure, WireClosed, WireSilent):
+            self._tell_downstream(number)
+            raise
+
+    def _tell_downstream(self, number: int) -> None:
+        """Whoever waits for this step's hidden states must not wait longer."""
+        if self.downstream:
+            try:
+                self.downstream.send({"step": number, "lost": True})
+            except (WireClosed, WireSilent):
+                pass  # it has gone, and waits no more
+
+    def _source(self, number: int, num_rows: int) -> Callable[[Sequence[int]], np.ndarray]:
+        """Hidden states of this step's rows, waited for as they are needed."""
+        handed = HiddenRows(num_rows, self.stage.model.n_embd)
+
+        def take(rows: Sequence[int]) -> np.ndarray:
+            while not handed.has(rows):
+                header, states = self.upstream.receive()
+                if header["step"] != number:
+                    continue  # left over from a step that broke off here
+                if header.get("lost"):
+                    raise EngineFailure("the stage before it broke off")
+                handed.give(header["rows"], states.reshape(len(header["rows"]), -1))
+            return handed.take(rows)
+
+        return take
+
+    def _sink(self, number: int) -> Callable[[Sequence[int], np.ndarray], None]:
+        wire = self.downstream or self.control
+
+        def give(rows: Sequence[int], values: np.ndarray) -> None:
+            wire.send({"step": number, "rows": list(rows)}, values)
+
+        return give
+
+
+def serve(control: Wire, upstream: Wire | None, downstream: Wire | None) -> None:
+    """Answer orders until the coordinator has gone."""
+    control.connection.settimeout(None)  # an idle stage waits as long as its coordinator lives
+    header, _ = control.receive()
+    try:
+        server = StageServer(
+            Stage(StageSettings.from_json(header["settings"])), control, upstream, downstream
+        )
+    except (UsageError, RuntimeError) as error:
+        control.send({"usage" if isinstance(error, UsageError) else "error": str(error)})
+        return
+    control.send({"loaded": os.getpid(), "n_embd": server.stage.model.n_embd})
+    while True:
+        order, _ = control.receive()
+        try:
+            answer = server.carry_out(order)
+        except (EngineFailure, WireClosed, WireSilent) as failure:
+            answer = {"failure": str(failure) or f"a neighbour: {type(failure).__name__}"}
+        except Exception as error:  # the process boundary: a bug must reach the coordinator as its error
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        control.send(answer)
+
+
+def main(arguments: list[str]) -> None:
+    """Entry point of the process."""
+    timeout_s = float(arguments[3])
+    control, upstream, downstream = (
+        Wire(socket.socket(fileno=int(fd)), timeout_s=timeout_s) if int(fd) >= 0 else None
+        for fd in arguments[:3]
+    )
+    try:
+        serve(control, upstream, downstream)
+    except WireClosed:
+        pass  # the coordinator has gone, and with it everybody who could want an answer
+
+
+# -- An engine in a process of its own: when that dies, the step fails and the sessions are rebuilt elsewhere.
+#
+# The scheduler stays alive in the caller's process, so nothing that was accepted is lost.
+
+HUGE_BYTES = 1 << 32  # more than a process whose address space is full can get
+
+
+class RemoteEngine(SamplingEngine):
+    """Implements ``scheduler.engine.Engine`` on a context in a worker process.
+
+    ``die_before_call`` and ``exhaust_before_call`` are faults of the next step: the process is killed, or out
+    of memory, before that native call. ``settings`` are the arguments of ``PoolContext``.
+    """
+
+    def __init__(self, model_path: Path, *, use_extra_bufts: bool, settings: dict[str, Any]) -> None:
+        super().__init__()
+        profile: NumericsProfile = settings["profile"]
+        self._opening = {
+            "path": str(model_path),
+            "use_extra_bufts": use_extra_bufts,
+            "settings": {**settings, "layout": settings["layout"].value, "profile": profile.to_json()},
+        }
+        self._worker = Worker(profile.environment)
+        self._is_open = False
+        self.timeout_s = DEFAULT_TIMEOUT_S
+        self.die_before_call: int | None = None
+        self.exhaust_before_call: int | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the engine's process, None when there is none."""
+        return self._worker.pid
+
+    def configure(self, limits: PoolLimits) -> None:
+        """Use ``limits`` from now on; the pool must be idle."""
+        self.limits = (limits,)
+        self.die_before_call = self.exhaust_before_call = None
+        if self._is_open:
+            self._ask("clear_here", {})
+
+    def apply(self, stages: Sequence[Sequence[MemoryOp]]) -> None:
+        """Apply operations; a process that has died holds nothing that they could apply to."""
+        if self._is_open:
+            self._ask("apply_here", {"ops": ops_to_data(stages[0])})
+
+    def leftover_sequences(self) -> list[int]:
+        """Logical ids that still hold something."""
+        return self._ask("leftovers_here", {}) if self._is_open else []
+
+    def close(self) -> None:
+        """End the process."""
+        self._worker.close()
+        self._is_open = False
+
+    def _run(
+        self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]
+    ) -> None:
+        if not self._is_open:
+            self._ask("open_here", self._opening)
+            self._is_open = True
+        order = {
+            "calls": calls_to_data(batch.stages[0]),
+            "tokens": batch.tokens,
+            "positions": batch.positions,
+            "wanted": list(wanted),
+            "fail_before": self.fail_before_call,
+            "die_before": self.die_before_call,
+            "exhaust_before": self.exhaust_before_call,
+        }
+        self.fail_before_call = self.die_before_call = self.exhaust_before_call = None
+        answer = self._ask("run_here", order)
+        if "failure" in answer:
+            raise EngineFailure(answer["failure"])
+        for rows, text in answer["logits"]:
+            give(rows, np.frombuffer(base64.b64decode(text), np.float32).reshape(len(rows), -1))
+
+    def _ask(self, function: str, arguments: dict[str, Any]) -> Any:
+        """Call a function of this module in the process. Raises ``EngineFailure`` when it dies or fails."""
+        try:
+            return self._worker.call(f"{__name__}:{function}", arguments, timeout_s=self.timeout_s)
+        except WorkerDied as death:
+            self._is_open = False
+            raise EngineFailure(f"the engine's process {death.reason}") from death
+        except RuntimeError as error:
+            self.close()  # its memory is in doubt
+            raise EngineFailure(f"the engine's process gave up: {error}") from error
+
+
+# -- in the engine's process
+
+_open: list[PoolContext] = []
+
+
+class _Rows:
+    """The fields of a batch that a context's ``fill`` reads."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.tokens, self.positions = order["tokens"], order["positions"]
+
+
+def open_here(arguments: dict[str, Any]) -> None:
+    """Load the model and make the context."""
+    settings = dict(arguments["settings"])
+    settings["layout"] = Layout(settings["layout"])
+    settings["profile"] = NumericsProfile.from_json(settings["profile"])
+    model = LlamaModel(Path(arguments["path"]), use_extra_bufts=arguments["use_extra_bufts"])
+    _open.append(PoolContext(model, **settings))
+
+
+def clear_here(arguments: dict[str, Any]) -> None:
+    """Empty the pool."""
+    _open[-1].context.clear()
+
+
+def apply_here(arguments: dict[str, Any]) -> None:
+    """Apply memory operations."""
+    _open[-1].apply(ops_from_data(arguments["ops"]))
+
+
+def leftovers_here(arguments: dict[str, Any]) -> list[int]:
+    """Logical ids that still hold something."""
+    return _open[-1].leftover_sequences()
+
+
+def run_here(order: dict[str, Any]) -> dict[str, Any]:
+    """Run a batch's calls; logits of the wanted rows as base64 of float32."""
+    pool, wanted, logits = _open[-1], order["wanted"], []
+    try:
+        for index, call in enumerate(calls_from_data(order["calls"])):
+            if index == order["die_before"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if index == order["exhaust_before"]:
+                _exhaust_memory()
+            if index == order["fail_before"]:
+                raise EngineFailure(f"injected failure before native call {index}")
+            pool.apply(call.ops)
+            pool.decode(pool.fill(call, _Rows(order), wanted))
+            rows = [row for row in call.rows if row != PAD_ROW and wanted[row]]
+            if rows:
+                logits.append((rows, base64.b64encode(pool.context.logits(len(rows)).tobytes()).decode()))
+    except EngineFailure as failure:
+        return {"failure": str(failure)}
+    return {"logits": logits}
+
+
+def _exhaust_memory() -> None:
+    """Bound the address space to what is in use, and ask for more. Raises MemoryError."""
+    used_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    used_bytes = used_pages * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used_bytes, used_bytes))
+    np.ones(HUGE_BYTES, np.uint8)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,267 @@
+"""Containment: a worker process that runs one call after another and may die; a hang is ended after a bound.
+
+Calls and answers are JSON lines; a call names a function ``module:function`` that takes and returns JSON-able
+data. Run as ``python -m parity.processes`` it is the worker itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from parity.errors import UsageError
+from parity.store import REPOSITORY
+from scheduler.engine import Call, MemoryOp, OpKind
+
+DEFAULT_TIMEOUT_S = 300.0
+# Without the first an abort would attach a debugger to print a trace; without the second, threads that wait
+# for each other spin, which starves the other workers of a small machine.
+WORKER_DEFAULTS = {"GGML_NO_BACKTRACE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+STDERR_TAIL_BYTES = 4000
+
+
+class WorkerDied(Exception):
+    """The worker ended or was ended during a call; ``reason`` is one line, ``stderr`` what it said last."""
+
+    def __init__(self, reason: str, stderr: str) -> None:
+        self.reason, self.stderr = reason, stderr
+        super().__init__(reason)
+
+
+class CallFailed(RuntimeError):
+    """The call raised, not for bad input: a bug of what was called. ``stderr`` has the traceback."""
+
+    def __init__(self, line: str, stderr: str) -> None:
+        self.stderr = stderr
+        super().__init__(line)
+
+
+class Worker:
+    """A process with its own environment, started at the first call and again after a death."""
+
+    def __init__(self, environment: tuple[tuple[str, str], ...] = ()) -> None:
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stderr = None
+
+    def call(self, function: str, arguments: dict[str, Any], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        """Answer of ``function(arguments)``. Raises ``WorkerDied``, ``UsageError`` or ``CallFailed``."""
+        process = self._running()
+        self._stderr.seek(0, os.SEEK_END)
+        begin = self._stderr.tell()
+        try:
+            process.stdin.write(json.dumps({"function": function, "arguments": arguments}).encode() + b"\n")
+            process.stdin.flush()
+            line = self._read_line(process, timeout_s)
+        except (BrokenPipeError, TimeoutError) as error:
+            raise self._died(begin, timed_out=isinstance(error, TimeoutError), timeout_s=timeout_s) from error
+        if not line:
+            raise self._died(begin, timed_out=False, timeout_s=timeout_s)
+        answer = json.loads(line)
+        if "usage" in answer:
+            raise UsageError(answer["usage"])
+        if "error" in answer:
+            raise CallFailed(answer["error"], self._said_since(begin))
+        return answer["answer"]
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            environment = {**WORKER_DEFAULTS, **os.environ, **dict(self._environment)}
+            environment["PYTHONPATH"] = os.pathsep.join(
+                filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")])
+            )
+            self._stderr = tempfile.TemporaryFile()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "parity.processes"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                env=environment,
+            )
+        return self._process
+
+    def _read_line(self, process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
+        ready, _, _ = select.select([process.stdout], [], [], timeout_s)
+        if not ready:
+            raise TimeoutError
+        return process.stdout.readline()
+
+    def _died(self, begin: int, *, timed_out: bool, timeout_s: float) -> WorkerDied:
+        process = self._process
+        if timed_out:
+            process.kill()
+        code = process.wait()
+        stderr = self._said_since(begin)
+        self.close()
+        if timed_out:
+            return WorkerDied(f"no answer within {timeout_s:g} s, ended", stderr)
+        said = engine_message(stderr)
+        ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        return WorkerDied(f"{ended}{': ' + said if said else ''}", stderr)
+
+    def _said_since(self, begin: int) -> str:
+        """What the process wrote to standard error from offset ``begin`` on; of much, the end."""
+        end = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(begin, end - STDERR_TAIL_BYTES))
+        return self._stderr.read().decode(errors="replace")
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running worker, or None."""
+        return self._process.pid if self._process is not None else None
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        if self._process is not None:
+            for stream in (self._process.stdin, self._process.stdout):
+                stream.close()
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        if self._stderr is not None:
+            self._stderr.close()
+            self._stderr = None
+
+
+def engine_message(stderr: str) -> str:
+    """The line in which llama.cpp says why it gave up, else the last line that says anything."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    for line in lines:
+        if "GGML_ASSERT" in line or "GGML_ABORT" in line or "error:" in line.lower():
+            return line
+    return lines[-1] if lines else ""
+
+
+@functools.cache
+def shared_worker(environment: tuple[tuple[str, str], ...]) -> Worker:
+    """This process's worker for an environment; reused between calls, ended at exit."""
+    worker = Worker(environment)
+    atexit.register(worker.close)
+    return worker
+
+
+def serve() -> None:
+    """The worker's loop. Standard output is kept for answers; whatever prints goes to standard error."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    for line in sys.stdin.buffer:
+        message = json.loads(line)
+        try:
+            module, _, name = message["function"].partition(":")
+            answer = getattr(importlib.import_module(module), name)(message["arguments"])
+            reply = json.dumps({"answer": answer})
+        except UsageError as error:
+            reply = json.dumps({"usage": error.line})
+        except Exception as error:  # the boundary of the process: a bug in a call must reach the caller
+            traceback.print_exc()
+            reply = json.dumps({"error": " ".join(f"{type(error).__name__}: {error}".split())})
+        answers.write(reply.encode() + b"\n")
+        answers.flush()
+
+
+# -- Frames between the processes of a chain: a JSON header and raw bytes over a
+# local socket, every wait bounded.
+
+LENGTHS = struct.Struct("<IQ")  # bytes of the header, bytes of the payload
+MAX_HEADER_BYTES = 64 << 20  # a longer one is not ours
+
+
+class WireClosed(Exception):
+    """The other end has gone."""
+
+
+class WireSilent(Exception):
+    """Nothing came within the bound."""
+
+
+class Wire:
+    """One end of a connection; ``timeout_s`` bounds every wait for the other end to send or to take bytes."""
+
+    def __init__(self, connection: socket.socket, *, timeout_s: float) -> None:
+        self.connection = connection
+        connection.settimeout(timeout_s)
+
+    def send(self, header: dict[str, Any], payload: np.ndarray | None = None) -> None:
+        """Send a frame. Raises ``WireClosed`` or ``WireSilent``."""
+        text = json.dumps(header).encode()
+        data = b"" if payload is None else memoryview(np.ascontiguousarray(payload)).cast("B")
+        try:
+            self.connection.sendall(LENGTHS.pack(len(text), len(data)) + text)
+            if len(data):
+                self.connection.sendall(data)
+        except TimeoutError as error:
+            raise WireSilent from error
+        except OSError as error:
+            raise WireClosed from error
+
+    def receive(self) -> tuple[dict[str, Any], np.ndarray]:
+        """The next frame: its header, and its payload as float32 values.
+
+        Raises ``WireClosed`` or ``WireSilent``.
+        """
+        header_bytes, payload_bytes = LENGTHS.unpack(self._exactly(LENGTHS.size))
+        if header_bytes > MAX_HEADER_BYTES:
+            raise WireClosed(f"a header of {header_bytes} bytes")
+        header = json.loads(bytes(self._exactly(header_bytes)))
+        return header, np.frombuffer(self._exactly(payload_bytes), np.float32)
+
+    def _exactly(self, count: int) -> bytearray:
+        data, filled = bytearray(count), 0
+        view = memoryview(data)
+        while filled < count:
+            try:
+                got = self.connection.recv_into(view[filled:])
+            except TimeoutError as error:
+                raise WireSilent from error
+            except OSError as error:
+                raise WireClosed from error
+            if got == 0:
+                raise WireClosed
+            filled += got
+        return data
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+def calls_to_data(calls: Sequence[Call]) -> list:
+    """Calls as nested lists of integers and names."""
+    return [[ops_to_data(call.ops), call.rows, call.seq_ids, call.cells] for call in calls]
+
+
+def calls_from_data(data: list) -> list[Call]:
+    """What ``calls_to_data`` wrote."""
+    return [
+        Call(tuple(ops_from_data(ops)), tuple(rows), tuple(seq_ids), tuple(cells))
+        for ops, rows, seq_ids, cells in data
+    ]
+
+
+def ops_to_data(ops: Sequence[MemoryOp]) -> list:
+    """Memory operations as nested lists."""
+    return [[op.kind.value, op.seq_id, op.start, op.stop, op.source] for op in ops]
+
+
+def ops_from_data(data: list) -> list[MemoryOp]:
+    """What ``ops_to_data`` wrote."""
+    return [MemoryOp(OpKind(kind), *numbers) for kind, *numbers in data]
+
+
+if __name__ == "__main__":
+    serve()

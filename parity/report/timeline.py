@@ -1,0 +1,362 @@
+"""A picture's data as one self-contained HTML page: inline SVG, no script, no request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
+
+import jinja2
+
+from parity.gate.records import NoiseHistogram
+from parity.report.history import Gauge, History, TraceView
+
+COLOURS = {
+    "prefill": "#2f6fb3",
+    "decode": "#3c9a5f",
+    "rebuild": "#e08a1e",
+    "suspended": "#c0392b",
+    "share": "#7d3fb0",
+    "waiting": "#9aa3ad",
+    "running": "#4f5b66",
+    "cells": "#5b7f95",
+}
+LEFT, LANE, STRIP, GAP = 150, 20, 70, 34
+ENDS = {
+    "length": "■",
+    "stop": "■",
+    "cancelled": "✕",
+    "failed": "✕",
+    "refused": "⊘",
+    "rejected": "⊘",
+    "open": "…",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """One stacked chart under the lanes: title, top value, and per step the stacked (colour, value) parts.
+
+    ``limit`` is drawn as a line.
+    """
+
+    title: str
+    y: int
+    top: int
+    parts: tuple[tuple[int, tuple[tuple[str, int, int], ...]], ...]
+    limit: int | None
+
+    def height(self, value: int) -> float:
+        return round(STRIP * value / self.top, 2) if self.top else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Where things are: ``x(step)`` is the left edge of a step,
+    ``lane_y(i)`` the top of a lane, in pixels.
+    """
+
+    steps: int
+    lanes: int
+
+    @property
+    def step_width(self) -> float:
+        return round(min(34.0, max(5.0, 1150 / self.steps)), 2)
+
+    @property
+    def width(self) -> float:
+        return LEFT + self.steps * self.step_width + 60
+
+    def x(self, step: float) -> float:
+        return round(LEFT + step * self.step_width, 2)
+
+    def lane_y(self, index: int) -> int:
+        return 30 + index * LANE
+
+    @property
+    def lanes_bottom(self) -> int:
+        return self.lane_y(self.lanes)
+
+    @property
+    def ticks(self) -> list[int]:
+        """Steps to label: about one per 50 pixels, at round numbers."""
+        every = next(
+            n for n in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10**9) if n * self.step_width >= 40
+        )
+        return list(range(0, self.steps, every))
+
+
+def draw_trace(view: TraceView) -> str:
+    """The page's text."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("parity", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    geometry = Geometry(view.steps, len(view.lanes))
+    strips = strips_of(view, geometry.lanes_bottom + GAP)
+    return environment.get_template("trace.html").render(
+        view=view,
+        g=geometry,
+        strips=strips,
+        colours=COLOURS,
+        ends=ENDS,
+        left=LEFT,
+        lane_height=LANE,
+        strip=STRIP,
+        height=strips[-1].y + STRIP + 30,
+        totals=totals_of(view),
+    )
+
+
+def strips_of(view: TraceView, y: int) -> tuple[Strip, ...]:
+    """Rows of each step against the budget, cells of the pool, sessions in the queues."""
+    capacity = max((gauge.cells_used + gauge.cells_available for gauge in view.gauges), default=0)
+    queued = max((gauge.running + gauge.waiting + gauge.suspended for gauge in view.gauges), default=0)
+    rows = max([1, *(gauge.prefill + gauge.decode + gauge.rebuild for gauge in view.gauges)])
+    budget = view.budget if view.budget <= 4 * rows else None
+    plan = (
+        (
+            f"rows per step (budget {view.budget})",
+            max(rows, budget or 0),
+            budget,
+            lambda g: (("decode", g.decode), ("rebuild", g.rebuild), ("prefill", g.prefill)),
+        ),
+        (
+            f"cells used of {capacity}; shared ones purple",
+            capacity,
+            capacity,
+            lambda g: (
+                ("share", min(g.cells_shared, g.cells_used)),
+                ("cells", max(g.cells_used - g.cells_shared, 0)),
+            ),
+        ),
+        (
+            "sessions: running, suspended, waiting",
+            queued,
+            None,
+            lambda g: (("running", g.running), ("suspended", g.suspended), ("waiting", g.waiting)),
+        ),
+    )
+    return tuple(
+        Strip(
+            title,
+            y + number * (STRIP + GAP),
+            top,
+            tuple((g.step, stacked(parts(g))) for g in view.gauges),
+            limit,
+        )
+        for number, (title, top, limit, parts) in enumerate(plan)
+    )
+
+
+def stacked(parts: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int, int], ...]:
+    """(name, bottom, value) of the parts that are not empty, from the bottom up."""
+    made, bottom = [], 0
+    for name, value in parts:
+        if value:
+            made.append((name, bottom, value))
+            bottom += value
+    return tuple(made)
+
+
+def totals_of(view: TraceView) -> dict[str, int]:
+    """Sums for the page's first line."""
+
+    def total(name: str) -> int:
+        return sum(getattr(gauge, name) for gauge in view.gauges)
+
+    steps: list[Gauge] = list(view.gauges)
+    return {
+        "steps": len(steps),
+        "prefill rows": total("prefill"),
+        "decode rows": total("decode"),
+        "rebuilt rows": total("rebuild"),
+        "preemptions": total("preempted"),
+        "shares": sum(mark.kind == "share" for mark in view.marks),
+        "failed steps": sum(gauge.failed for gauge in steps),
+    }
+
+
+# -- Pictures of a gate run as inline SVG: noise histograms, divergence timelines,
+# cell maps. Pure text from records.
+
+PALETTE = (
+    "#3b6fb6",
+    "#e08a1e",
+    "#2f9e77",
+    "#b8508f",
+    "#7a6fd0",
+    "#8c6d31",
+    "#2aa1b8",
+    "#c2543d",
+    "#6b8e23",
+    "#5b5f97",
+    "#d16ba5",
+    "#4d7c8a",
+    "#a0522d",
+    "#708090",
+    "#9a4ef0",
+    "#3f7f3f",
+)
+STATUS = ("identical", "bits", "token")  # CSS classes of a generated token
+LEFT = 62  # px for labels
+
+
+def colour(session: int) -> str:
+    """A session's colour in the cell map."""
+    return PALETTE[session % len(PALETTE)]
+
+
+def _svg(width: float, height: float, title: str, parts: Iterable[str]) -> str:
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img" '
+        f'aria-label="{escape(title)}"><title>{escape(title)}</title>{"".join(parts)}</svg>'
+    )
+
+
+def _rect(x: float, y: float, width: float, height: float, css: str, tip: str = "", style: str = "") -> str:
+    inner = f"><title>{escape(tip)}</title></rect>" if tip else "/>"
+    styled = f' style="{style}"' if style else ""
+    place = f'x="{x:.5g}" y="{y:.5g}" width="{width:.5g}" height="{height:.5g}"'
+    return f'<rect {place} class="{css}"{styled}{inner}'
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.5g}" y="{y:.5g}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def noise_picture(noise: NoiseHistogram, *, title: str) -> str:
+    """How far logits moved, by power of ten; the bar at the left are those that did not move at all."""
+    counts, bar, height = (noise.unmoved, *noise.counts), 30.0, 120.0
+    most = max(*counts, 1)
+    parts = [f'<line x1="0" x2="{bar * len(counts):g}" y1="{height:g}" y2="{height:g}" class="axis"/>']
+    for index, count in enumerate(counts):
+        tall = (height - 22) * count / most
+        label = "0" if index == 0 else f"1e{round(math.log10(noise.edges[index - 1]))}"
+        tip = (
+            f"{count} of {noise.samples} did not move"
+            if index == 0
+            else f"{count} moved by {label} to ten times that"
+        )
+        parts.append(
+            _rect(index * bar + 3, height - tall, bar - 6, tall, "unmoved" if index == 0 else "moved", tip)
+        )
+        if count:
+            parts.append(_text(index * bar + bar / 2, height - tall - 4, f"{count}", "middle"))
+        parts.append(_text(index * bar + bar / 2, height + 14, label, "middle"))
+    return _svg(bar * len(counts), height + 20, title, parts)
+
+
+def timeline_picture(history: History) -> str:
+    """Sessions downwards, scheduler steps to the right; a generated token is
+    coloured by what became of it.
+    """
+    row = 15.0
+    width = _step_width(history.steps)
+    parts = [
+        _text(LEFT - 8, row * session + 11, f"session {session}", "end")
+        for session in range(history.sessions)
+    ]
+    status = {(step, session): value for step, session, value in history.tokens}
+    for step, session, start, stop, is_prefill in history.chunks:
+        value = status.get((step, session))
+        css = "prefill" if value is None else STATUS[value]
+        what = "prefill" if is_prefill else "decode"
+        tip = f"step {step}: session {session} {what} [{start},{stop})" + (
+            f", {_said(value)}" if value is not None else ""
+        )
+        tall = row - 4 if is_prefill else row - 8
+        parts.append(
+            _rect(
+                LEFT + step * width, row * session + (row - tall) / 2, max(width - 0.6, 0.8), tall, css, tip
+            )
+        )
+    for session, step, reason in history.ends:
+        parts.append(_text(LEFT + (step + 1) * width + 4, row * session + 11, reason))
+    height = row * history.sessions
+    parts += _step_axis(history.steps, width, height)
+    return _svg(LEFT + width * history.steps + 90, height + 20, f"timeline: {history.title}", parts)
+
+
+def _said(status: int) -> str:
+    return (
+        "logits bit-identical to the session alone",
+        "same token, other logits than the session alone",
+        "another token than the session alone",
+    )[status]
+
+
+def _step_width(steps: int) -> float:
+    return max(2.0, min(12.0, 880.0 / max(steps, 1)))
+
+
+def _step_axis(steps: int, width: float, top: float) -> list[str]:
+    stride = next(n for n in (5, 10, 20, 50, 100, 200, 500, 1000, 10**9) if n * width >= 40)
+    parts = [f'<line x1="{LEFT}" x2="{LEFT + steps * width:g}" y1="{top:g}" y2="{top:g}" class="axis"/>']
+    parts += [_text(LEFT + step * width, top + 14, str(step), "middle") for step in range(0, steps, stride)]
+    return [*parts, _text(LEFT - 8, top + 14, "step", "end")]
+
+
+def cell_picture(history: History) -> str:
+    """Cells of the pool upwards, scheduler steps to the right: strong where a row is
+    placed, pale while it is kept.
+    """
+    if not history.cells:
+        return ""
+    width, pool = _step_width(history.steps), max(cell for _, _, cell in history.cells) + 1
+    tall = max(1.0, min(3.0, 420.0 / pool))
+    parts = []
+    for step, session, first, count, until in placements(history):
+        y = tall * (pool - first - count)
+        tip = f"session {session} in cells {first} to {first + count - 1}, steps {step} to {until}"
+        fill = f"fill:{colour(session)}"
+        parts.append(
+            _rect(LEFT + step * width, y, width * (until - step + 1), tall * count, "kept", tip, fill)
+        )
+        parts.append(_rect(LEFT + step * width, y, max(width - 0.4, 0.8), tall * count, "placed", "", fill))
+    stride = next(n for n in (10, 20, 50, 100, 200, 500, 1000, 10**9) if n * tall >= 24)
+    parts += [
+        _text(LEFT - 8, tall * (pool - cell) + 3, f"cell {cell}", "end") for cell in range(0, pool, stride)
+    ]
+    parts += _step_axis(history.steps, width, tall * pool)
+    return _svg(LEFT + width * history.steps + 90, tall * pool + 20, f"cell map: {history.title}", parts)
+
+
+def placements(history: History) -> list[tuple[int, int, int, int, int]]:
+    """Runs of neighbouring cells that one session took in one step: (step, session,
+    first cell, count, kept until).
+
+    A session that is rebuilt begins again at an earlier position: what it held before is kept no longer.
+    """
+    until: dict[
+        tuple[int, int], int
+    ] = {}  # (session, step) -> last step of the residency that the step is part of
+    steps_of: dict[int, list[tuple[int, int, int]]] = {}
+    for step, session, start, stop, _ in history.chunks:
+        steps_of.setdefault(session, []).append((step, start, stop))
+    for session, chunks in steps_of.items():
+        residency: list[int] = []
+        reached = 0
+        for step, start, stop in [*chunks, (history.steps, -1, 0)]:
+            if start < reached and residency:
+                until.update({(session, each): residency[-1] for each in residency})
+                residency = []
+            residency.append(step)
+            reached = stop
+    runs = []
+    taken: dict[tuple[int, int], list[int]] = {}
+    for step, session, cell in history.cells:
+        taken.setdefault((step, session), []).append(cell)
+    for (step, session), cells in taken.items():
+        first = previous = None
+        for cell in [*sorted(cells), None]:
+            if previous is not None and cell != previous + 1:
+                runs.append((step, session, first, previous - first + 1, until.get((session, step), step)))
+                first = cell
+            first = cell if first is None else first
+            previous = cell
+    return runs

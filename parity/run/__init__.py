@@ -1,0 +1,1 @@
+"""One case becomes one outcome: opened, driven, compared with its solo answers, judged."""

@@ -1,0 +1,468 @@
+"""The only composer: a case becomes an engine, a scheduler, a run, answers of the oracle, and a verdict.
+
+``Runner`` works in the process that it is in; ``parity.run.contained.run_case`` does the same in
+a worker process that may die.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from parity.checkers.ends import ENGINE_FAULTS, check_ends
+from parity.checkers.identity import Answer, compare_run, explain_divergence
+from parity.checkers.marks import count_marks
+from parity.engines.chain_processes import RemoteEngine
+from parity.engines.exact import EngineAbort, ExactEngine, ExactModel, expected_tokens, hidden_stops
+from parity.engines.llama import LlamaModel
+from parity.engines.numerics import ROW, NumericsProfile
+from parity.engines.pool import LlamaEngine, PoolContext, SamplingEngine
+from parity.engines.sampling import logits_digest
+from parity.errors import UsageError
+from parity.history import Run, session_index
+from parity.models import ModelFile, resolve_model
+from parity.models.facts import KV_VALUE_BYTES
+from parity.models.families import Family, load_family
+from parity.records import Case, Fault, FaultKind, Outcome, Verdict, outcome_to_data
+from parity.run.chains import StageChains
+from parity.run.drive import Driver
+from parity.run.faults import full_disk, inject_fault, needs_own_process
+from parity.run.judge import Attempt, LogitsRecorder, judge
+from parity.run.oracle import Oracle
+from parity.run.under_test import OBSERVED, Brought, Exhaustible, SchedulerFactory, solo_by
+from scheduler.engine import Engine
+from scheduler.limits import Layout, PoolLimits, Sharing
+from scheduler.loop import Scheduler
+from scheduler.policies import make_policy
+from scheduler.policy.base import Policy
+from scheduler.records import Request
+
+STREAM_SEQUENCES = 20
+
+
+def pool_limits(case: Case, family: Family, profile: NumericsProfile) -> PoolLimits:
+    """The scheduler's limits for a case's pool under a profile."""
+    streams = case.layout is Layout.STREAMS
+    sharing = Sharing.WHOLE_STATE if streams or family.shares_whole_states else Sharing.POSITIONAL
+    return PoolLimits(
+        layout=case.layout,
+        num_sequences=case.num_sequences,
+        recurrent=family.is_hybrid,
+        num_cells=case.pool_cells * (case.num_sequences if streams else 1),
+        sharing=sharing if case.prefix_cache else Sharing.NONE,
+        max_call_rows=profile.max_call_rows,
+        pad_lone_rows=profile.pad_lone_rows,
+    )
+
+
+known_family = functools.cache(load_family)
+known_model = functools.cache(resolve_model)  # verified once per process
+
+
+class Runner:
+    """Keeps models, contexts and oracles of one process between cases, so
+    that a case costs only its steps.
+    """
+
+    def __init__(self, *, n_threads: int = 1, remember: bool = True, stage_processes: bool = False) -> None:
+        self.n_threads, self.remember = n_threads, remember
+        self._models: dict[tuple, LlamaModel] = {}
+        self._engines: dict[tuple, LlamaEngine | RemoteEngine] = {}
+        self._oracles: dict[tuple, Oracle] = {}
+        self.chains = StageChains(n_threads=n_threads, in_processes=stage_processes)
+
+    # -- what is kept
+
+    def model(self, file: ModelFile, profile: NumericsProfile) -> LlamaModel:
+        key = (file.sha256, profile.use_extra_bufts)
+        if key not in self._models:
+            self._models[key] = LlamaModel(file.path, use_extra_bufts=profile.use_extra_bufts)
+        return self._models[key]
+
+    def engine(self, case: Case, file: ModelFile, family: Family, profile: NumericsProfile) -> SamplingEngine:
+        """The engine of a case, its contexts large enough for the family's engine settings or the case."""
+        if case.split is not None:
+            return self.chains.chain(case, file, family, profile, pool_limits(case, family, profile))
+        shadow = family.needs_shadow and case.layout is not Layout.STREAMS
+        settings = family.engine
+        if case.layout is Layout.STREAMS:
+            num_sequences, num_cells = (
+                max(STREAM_SEQUENCES, case.num_sequences),
+                max(512, case.pool_cells + 1),
+            )
+        else:
+            most = settings.n_seq_max // (2 if shadow else 1) - (1 if family.is_hybrid else 0)
+            num_sequences, num_cells = max(most, case.num_sequences), max(settings.n_ctx, case.pool_cells + 2)
+        pool = {
+            "layout": case.layout,
+            "num_sequences": num_sequences,
+            "num_cells": num_cells,
+            "shadow": shadow,
+            "recurrent": family.is_hybrid,
+            "profile": profile,
+            "kv_type": case.kv_type,
+            "n_threads": self.n_threads,
+            "swa_full": settings.swa_full,
+        }
+        alone = needs_own_process(case)
+        key = (file.sha256, profile, case.layout, case.kv_type, num_sequences, num_cells, alone)
+        if key not in self._engines and alone:
+            bufts = profile.use_extra_bufts
+            self._engines[key] = RemoteEngine(file.path, use_extra_bufts=bufts, settings=pool)
+        elif key not in self._engines:
+            self._engines[key] = LlamaEngine(PoolContext(self.model(file, profile), **pool))
+        return self._engines[key]
+
+    def oracle(self, case: Case, file: ModelFile, family: Family, profile: NumericsProfile) -> Oracle:
+        """The oracle of a case: the case's kernels; for ``stock``, which has
+        none that are exact, row numerics.
+        """
+        longest = max(len(s.prompt) + s.max_tokens for s in case.sessions)
+        n_ctx = 1024 if 2 * longest < 1000 else -(-(2 * longest + 64) // 256) * 256
+        key = (file.sha256, profile, case.kv_type, n_ctx)
+        if key not in self._oracles:
+            self._oracles[key] = Oracle(
+                self.model(file, profile),
+                file.sha256,
+                profile,
+                shadow=family.needs_shadow,
+                kv_type=case.kv_type,
+                n_ctx=n_ctx,
+                remember=self.remember,
+            )
+        return self._oracles[key]
+
+    # -- running
+
+    def attempt(
+        self,
+        case: Case,
+        engine: SamplingEngine,
+        family: Family,
+        profile: NumericsProfile,
+        file: ModelFile,
+        make_scheduler: SchedulerFactory = Scheduler,
+    ) -> Attempt:
+        """Run a case once on an idle engine."""
+        whole = pool_limits(case, family, profile)
+        engine.configure(*((whole,) if case.split is None else self.chains.limits(case, file, whole)))
+        recorder = LogitsRecorder()
+        engine.observe_logits = recorder
+        policy = make_policy(case.policy, **dict(case.policy_options))
+
+        def inject(fault: Fault) -> bool:
+            return inject_fault(engine, fault, split=case.split is not None)
+
+        try:
+            scheduler = make_scheduler(engine, policy, case.step_limits(), model_digest=file.sha256)
+            run = Driver(case, scheduler, engine, inject).drive()
+        finally:
+            engine.observe_logits, engine.fail_before_call = None, None
+        return Attempt(run, recorder, engine.leftover_sequences(), getattr(engine, "lost", ""))
+
+    def run(
+        self, case: Case, profile: NumericsProfile, make_scheduler: SchedulerFactory = Scheduler
+    ) -> Outcome:
+        """Run a case twice, judge it against the oracle, and say what it came to."""
+        family, file = known_family(case.family), known_model(case.model)
+        layout_profile = profile.for_layout(case.layout)
+        engine = self.engine(case, file, family, layout_profile)
+        attempts = []
+        for _ in range(2):
+            attempt = self.attempt(case, engine, family, layout_profile, file, make_scheduler)
+            if attempt.lost and not any(fault.kind is FaultKind.STAGE_LOST for fault in attempt.run.fired):
+                return Outcome(case=case, verdict=Verdict.FAIL, crashed=True, reason=attempt.lost)
+            attempts.append(attempt)
+        first, second = attempts
+        oracle_profile = profile if case.layout is Layout.STOCK else layout_profile
+        oracle = self.oracle(case, file, family, oracle_profile)
+        with full_disk(any(fault.kind is FaultKind.DISK_FULL for fault in first.run.fired)):
+            return judge(case, first, second, oracle)
+
+
+# -- in a worker process
+
+
+@functools.cache
+def process_runner(n_threads: int, stage_processes: bool = False) -> Runner:
+    """The runner of this process."""
+    return Runner(n_threads=n_threads, stage_processes=stage_processes)
+
+
+def run_case_here(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Entry point of the worker: JSON in, JSON out."""
+    case = Case.from_json(arguments["case"])
+    profile = NumericsProfile.from_json(arguments["profile"])
+    brought = Brought(scheduler=arguments.get("scheduler"))
+    runner = process_runner(arguments.get("n_threads", 1), arguments.get("stage_processes", False))
+    return outcome_to_data(runner.run(case, profile, brought.scheduler_factory))
+
+
+def check_settings(case: Case) -> None:
+    """Refuse a case that no engine can run. Raises ``UsageError``."""
+    try:
+        if not case.sessions:
+            raise ValueError("it has no sessions")
+        if case.kv_type not in KV_VALUE_BYTES:
+            raise ValueError(f"unknown kv_type {case.kv_type!r}; known: {', '.join(KV_VALUE_BYTES)}")
+        pool_limits(case, known_family(case.family), ROW.for_layout(case.layout))
+        make_policy(case.policy, **dict(case.policy_options))
+    except (TypeError, ValueError) as error:
+        raise UsageError("case cannot be run", why=str(error)) from error
+
+
+def check_case(case: Case) -> None:
+    """Refuse a case that llama.cpp cannot run at all. Raises ``UsageError``."""
+    if case.stage_cells and case.split is None:
+        raise UsageError("stage_cells", where="case", why="no split is named", todo="name one")
+    check_settings(case)
+    family = known_family(case.family)
+    if case.layout is not Layout.STREAMS:
+        most = family.engine.n_seq_max // (2 if family.needs_shadow else 1) - (1 if family.is_hybrid else 0)
+        if case.num_sequences > most:
+            raise UsageError(
+                f"{case.num_sequences} sequences",
+                where="case",
+                why=f"family {family.name} has {most}",
+                todo="lower num_sequences",
+            )
+
+
+# -- Runs a case on the exact engine: no model, no process, the same driver and the
+# same checkers, in milliseconds.
+
+EXACT_VOCABULARY = 1 << 30  # so that a wrong row is a wrong token: two digests agree once in a billion
+EXACT_WINDOW = 8
+
+
+def exact_model(case: Case) -> ExactModel:
+    """What the sessions of a case see on the exact engine."""
+    family = known_family(case.family)
+    window = EXACT_WINDOW if family.needs_shadow else None
+    return ExactModel(window=window, recurrent=family.is_hybrid, vocabulary=EXACT_VOCABULARY)
+
+
+def exact_limits(case: Case) -> tuple[PoolLimits, ...]:
+    """Limits of a case's pools, one per stage; ``stage_cells`` gives the number of stages and their sizes."""
+    limits = pool_limits(case, known_family(case.family), ROW.for_layout(case.layout))
+    return tuple(replace(limits, num_cells=cells) for cells in case.stage_cells) or (limits,)
+
+
+def expected_answers(case: Case) -> dict[int, Answer]:
+    """What each session gives alone; a token's digest is the token itself."""
+    model, stops = exact_model(case), hidden_stops(case.sessions)
+    answers = {}
+    for index, session in enumerate(case.sessions):
+        tokens = expected_tokens(
+            model,
+            session.prompt,
+            session.max_tokens,
+            request_id=f"s{index}",
+            sampling=session.sampling,
+            stop_token_ids=session.stop_token_ids,
+            stop=stops.get(f"s{index}"),
+            stages=max(1, len(case.stage_cells)),
+        )
+        answers[index] = exact_answer(tokens)
+    return answers
+
+
+def exact_answer(tokens: tuple[int, ...]) -> Answer:
+    """Tokens of the exact engine as an answer: a wrong logit and a wrong token are the same thing."""
+    return Answer(tokens, tuple(map(str, tokens)))
+
+
+def drive_exact(case: Case, engine: ExactEngine) -> Run:
+    """One run of a case on an idle engine."""
+    policy = make_policy(case.policy, **dict(case.policy_options))
+
+    def inject(fault: Fault) -> bool:
+        if fault.kind in ENGINE_FAULTS:
+            engine.fail_next(fault.call)
+            return True
+        return False
+
+    return Driver(case, Scheduler(engine, policy, case.step_limits()), engine, inject).drive()
+
+
+def run_exact_case(case: Case) -> Outcome:
+    """Run a case twice on one exact engine and judge it as a real one is judged.
+
+    A call that would abort llama.cpp is an outcome (``crashed``); an exception of the
+    scheduler or a checker is a problem.
+    """
+    engine = ExactEngine(exact_limits(case), exact_model(case), stops=hidden_stops(case.sessions))
+    try:
+        run = drive_exact(case, engine)
+        problems = [*run.problems, *check_ends(run)]
+        used = sum(pool.num_used() for pool in engine.pools)
+        if used and not run.problems:
+            problems.append(f"memory: {used} cells still have an owner after the case")
+        if not problems and _signature(drive_exact(case, engine)) != _signature(run):
+            problems.append("not reproducible: the case differs from itself when it runs again")
+        return judge_exact(case, run, problems)
+    except EngineAbort as abort:
+        return Outcome(case=case, verdict=Verdict.FAIL, crashed=True, reason=str(abort))
+    except Exception as error:  # a bug of ours is what a case came to, not the end of the run
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        return Outcome(
+            case=case,
+            verdict=Verdict.FAIL,
+            problems=(f"internal: {line}",),
+            stderr=traceback.format_exc(),
+        )
+
+
+def judge_exact(case: Case, run: Run, problems: list[str]) -> Outcome:
+    """Compare with the definition, explain, count."""
+    actual = {index: exact_answer(completion.tokens) for index, completion in run.completions.items()}
+    return judge_answers(case, run, problems, expected=expected_answers(case), actual=actual)
+
+
+def judge_answers(
+    case: Case, run: Run, problems: list[str], *, expected: dict[int, Answer], actual: dict[int, Answer]
+) -> Outcome:
+    """The outcome of a run without margins: what its sessions gave against what they give alone."""
+    comparisons = compare_run(run, expected, actual)
+    divergences = tuple(
+        explain_divergence(run, c, expected[c.session], margin=0.0, distance=lambda *_: float("inf"))
+        for c in comparisons
+        if c.bits_step is not None or c.bytes_step is not None
+    )
+    return Outcome(
+        case=case,
+        verdict=Verdict.FAIL if divergences or problems else Verdict.PASS,
+        sessions=len(comparisons),
+        bit_identical=sum(c.bits_step is None for c in comparisons),
+        byte_identical=sum(c.bytes_step is None for c in comparisons),
+        divergences=divergences,
+        problems=tuple(problems),
+        marks=count_marks(run),
+    )
+
+
+def _signature(run: Run) -> list:
+    return [
+        (index, completion.tokens, completion.reason) for index, completion in sorted(run.completions.items())
+    ]
+
+
+# -- Runs a case on an engine that a user brings: no model of ours; the truth is the same engine, alone.
+
+
+def run_own_engine_here(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Entry point of the worker: JSON in, JSON out."""
+    brought = Brought(scheduler=arguments["scheduler"], engine=arguments["engine"])
+    return outcome_to_data(run_own_engine_case(Case.from_json(arguments["case"]), brought))
+
+
+def run_own_engine_case(case: Case, brought: Brought) -> Outcome:
+    """Run a case twice, each time on a new engine, and judge it against each session alone on another.
+
+    Logits are compared where the engine shows them; elsewhere no session counts as bit-identical.
+    """
+    first, second = (_attempt(case, brought) for _ in range(2))
+    run = first.run
+    problems = [*run.problems, *check_ends(run)]
+    if first.signature != second.signature:
+        problems.append("not reproducible: the case differs from itself when it runs again")
+    limits = exact_limits(case)
+    expected = {
+        index: solo(brought, limits, case.sessions[index].to_request(index, arrival_ms=0.0))
+        for index in run.completions
+    }
+    outcome = judge_answers(case, run, problems, expected=expected, actual=first.answers)
+    observed = any(answer.digests for answer in expected.values())
+    return outcome if observed else replace(outcome, bit_identical=0)
+
+
+def _attempt(case: Case, brought: Brought) -> Attempt:
+    recorder = LogitsRecorder()
+    engine = Exhaustible(observe(brought.engine_factory(exact_limits(case)), recorder))
+    policy = make_policy(case.policy, **dict(case.policy_options))
+
+    def inject(fault: Fault) -> bool:
+        engine.breaks = engine.breaks or fault.kind in ENGINE_FAULTS
+        return fault.kind in ENGINE_FAULTS
+
+    scheduler = brought.scheduler_factory(engine, policy, case.step_limits(), model_digest="")
+    return Attempt(Driver(case, scheduler, engine, inject).drive(), recorder, leftovers=[])
+
+
+@functools.lru_cache(maxsize=4096)
+def solo(brought: Brought, limits: tuple[PoolLimits, ...], request: Request) -> Answer:
+    """What a session gives alone, on an engine of its own under our scheduler."""
+    recorder = LogitsRecorder()
+    tokens = solo_by(lambda limits: observe(brought.engine_factory(limits), recorder))(limits, request)
+    return Answer(tokens, tuple(map(logits_digest, recorder.rows(session_index(request.request_id)))))
+
+
+def observe(engine: Engine, recorder: LogitsRecorder) -> Engine:
+    """The engine, its logits recorded if it shows them."""
+    if hasattr(engine, OBSERVED):
+        setattr(engine, OBSERVED, recorder)
+    return engine
+
+
+# -- Replays a case on the exact engine under a virtual clock: each step takes ``case.ms_per_step``.
+#
+# Contracts live here.
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A run and the scheduler that it left behind, with the policy's memory in it."""
+
+    run: Run
+    scheduler: Scheduler
+
+    @property
+    def outputs(self) -> dict[int, tuple[int, ...]]:
+        """Tokens of every session that ended, by session."""
+        return {index: end.tokens for index, end in sorted(self.run.completions.items())}
+
+    @property
+    def schedule(self) -> list[tuple]:
+        """Who ran which interval in which step, and every intent: what policies differ in."""
+        return [
+            (
+                traced.step,
+                tuple((c.request_id, c.start, c.stop) for c in traced.flight.plan.chunks),
+                tuple((i.kind.value, i.request_id) for i in traced.flight.plan.intents),
+            )
+            for traced in self.run.trace
+        ]
+
+    @property
+    def digest(self) -> str:
+        """One line for the whole schedule and all outputs: equal in every process."""
+        return hashlib.blake2b(repr((self.schedule, self.outputs)).encode(), digest_size=16).hexdigest()
+
+
+def replay(
+    case: Case, policy: Policy | None = None, policy_of: Callable[[Case], Policy] | None = None
+) -> Replay:
+    """Run a case once; ``policy`` or ``policy_of`` takes the place of the policy that the case names."""
+    engine = ExactEngine(
+        exact_limits(case),
+        exact_model(case),
+        stops=hidden_stops(case.sessions),
+        duration_ms=lambda batch: case.ms_per_step,
+    )
+    if policy is None:
+        policy = (
+            make_policy(case.policy, **dict(case.policy_options)) if policy_of is None else policy_of(case)
+        )
+    scheduler = Scheduler(engine, policy, case.step_limits())
+
+    def inject(fault: Fault) -> bool:
+        if fault.kind in ENGINE_FAULTS:
+            engine.fail_next(fault.call)
+            return True
+        return False
+
+    return Replay(Driver(case, scheduler, engine, inject).drive(), scheduler)

@@ -1,0 +1,206 @@
+"""What users bring: ``package.module:factory``, from ``--engine`` and ``--scheduler``.
+
+An engine factory takes the limits of its pools, one per stage, and returns an idle engine
+(``scheduler.engine.Engine``); it is called for every case and every answer alone, so keep what is
+costly between calls. A scheduler factory takes what ``scheduler.loop.Scheduler`` takes (an engine, a
+policy, ``scheduler.limits.StepLimits`` and ``model_digest=""``) and returns what that class offers:
+``begin`` gives a ``Flight`` whose batch the caller runs, ``finish`` and ``fail`` give the step's
+``StepRecord``, from which marks are counted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from parity.engines.exact import ExactEngine
+from parity.errors import UsageError
+from parity.records import Tier
+from scheduler.engine import Batch, Engine, EngineFailure, MemoryOp
+from scheduler.limits import PoolLimits, StepLimits
+from scheduler.loop import Scheduler
+from scheduler.policies import make_policy
+from scheduler.records import IterationPlan, IterationResult, Request
+
+SoloAnswer = Callable[[tuple[PoolLimits, ...], Request], tuple[int, ...]]
+
+
+class Exhaustible:
+    """An engine whose next step can be made to break off: after the engine ran
+    it, so that memory is in doubt.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.limits = engine, engine.limits
+        self.breaks = False
+
+    def execute(self, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
+        result = self.engine.execute(plan, batch, now_ms)
+        if self.breaks:
+            self.breaks = False
+            raise EngineFailure("exhausted: an injected failure")
+        return result
+
+    def apply(self, stages: Sequence[Sequence[MemoryOp]]) -> None:
+        self.engine.apply(stages)
+
+
+def solo_by(engine_factory: EngineFactory) -> SoloAnswer:
+    """An oracle for engines that have none: the session alone, in one call a step, on a fresh engine."""
+    answers: dict[tuple, tuple[int, ...]] = {}
+
+    def answer(limits: tuple[PoolLimits, ...], request: Request) -> tuple[int, ...]:
+        key = (limits, request)
+        if key not in answers:
+            scheduler = Scheduler(engine_factory(limits), make_policy("fcfs"), StepLimits(prefix_cache=False))
+            if scheduler.submit(request, 0.0) is not None:
+                raise AssertionError(f"solo of {request} was refused")
+            for _ in range(4 * request.num_rows):
+                if scheduler.is_idle:
+                    break
+                scheduler.step(0.0)
+            answers[key] = scheduler.take_completions()[0].tokens
+        return answers[key]
+
+    return answer
+
+
+EngineFactory = Callable[[tuple[PoolLimits, ...]], Engine]
+SchedulerFactory = Callable[..., Scheduler]
+
+ENGINE_OFFERS = ("limits", "execute", "apply")
+SCHEDULER_OFFERS = (
+    "submit",
+    "cancel",
+    "preempt",
+    "step",
+    "begin",
+    "finish",
+    "fail",
+    "take_completions",
+    "is_idle",
+)
+# An engine with this attribute calls what is put there for each sampled row: request id, position of the new
+# token, logits float32 [n_vocab].
+OBSERVED = "observe_logits"
+
+
+def load_factory(specification: str) -> Callable[..., Any]:
+    """The callable named by ``package.module:name``. Raises ``UsageError`` saying which part is wrong."""
+    module_name, colon, name = specification.partition(":")
+    if not colon or not module_name or not name:
+        raise UsageError(
+            f"{specification!r} names no factory",
+            why="it must be written package.module:factory",
+            todo="for instance tests.machine.examples:make_engine",
+        )
+    if os.getcwd() not in sys.path:  # a script's path begins at the script, a caller's package lies here
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the module raises when it is imported is the caller's to mend
+        raise UsageError(
+            f"module {module_name!r} cannot be imported",
+            where=specification,
+            why=f"{type(error).__name__}: {error}",
+            todo="install it, or run where it can be imported",
+        ) from error
+    factory = getattr(module, name, None)
+    if factory is None:
+        raise UsageError(
+            f"module {module_name!r} has no {name!r}",
+            where=specification,
+            todo="name a function of that module",
+        )
+    if not callable(factory):
+        raise UsageError(
+            f"{name!r} is a {type(factory).__name__}, not a factory",
+            where=specification,
+            todo="name a function or a class",
+        )
+    return factory
+
+
+def check_offers(made: object, offers: tuple[str, ...], *, specification: str) -> None:
+    """Raise ``UsageError`` unless a factory's product has every attribute that the protocol names."""
+    missing = [name for name in offers if not hasattr(made, name)]
+    if missing:
+        raise UsageError(
+            f"{type(made).__name__} lacks {', '.join(missing)}",
+            where=specification,
+            todo="see scheduler/engine.py for the two protocols",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brought:
+    """The scheduler and the engine that a user brings; None is ours."""
+
+    scheduler: str | None = None
+    engine: str | None = None
+
+    @property
+    def scheduler_factory(self) -> SchedulerFactory:
+        """Makes the scheduler under test. Raises ``UsageError``."""
+        return Scheduler if self.scheduler is None else _checked(self.scheduler, SCHEDULER_OFFERS)
+
+    @property
+    def engine_factory(self) -> EngineFactory:
+        """Makes the engine under test; ours is the exact one. Raises ``UsageError``."""
+        return ExactEngine if self.engine is None else _checked(self.engine, ENGINE_OFFERS)
+
+    @property
+    def tier(self) -> Tier:
+        """What is compared unless somebody says otherwise: a user's engine need not show its logits."""
+        return Tier.BITS if self.engine is None else Tier.BYTES
+
+    @property
+    def options(self) -> str:
+        """As options of a command line, each with a space before it."""
+        named = (("scheduler", self.scheduler), ("engine", self.engine))
+        return "".join(f" --{name} {value}" for name, value in named if value is not None)
+
+    def why_no_bits(self) -> str:
+        """Why the logits of a user's engine can't be compared; empty if they can. Makes both once.
+
+        Raises ``UsageError`` when a factory can't be loaded or called, or its product lacks the protocol.
+        """
+        engine = self.engine_factory((PoolLimits(num_cells=64, num_sequences=8),))
+        self.scheduler_factory(engine, make_policy("fcfs"), StepLimits(), model_digest="")
+        return "" if self.engine is None or hasattr(engine, OBSERVED) else f"the engine offers no {OBSERVED}"
+
+
+OURS = Brought()
+
+
+def brought_options(command: Callable) -> Callable:
+    """``--scheduler`` and ``--engine`` of a subcommand."""
+    for name in ("engine", "scheduler"):
+        said = f"Run with this {name} of your own instead of ours."
+        command = click.option(f"--{name}", metavar="PACKAGE:FACTORY", help=said)(command)
+    return command
+
+
+def _checked(specification: str, offers: tuple[str, ...]) -> Callable[..., Any]:
+    """A factory that answers for its product."""
+    factory = load_factory(specification)
+
+    def make(*arguments: Any, **named: Any) -> Any:
+        try:
+            made = factory(*arguments, **named)
+        except Exception as error:  # a user's code: whatever it raises, it gave nothing to test
+            raise UsageError(
+                f"{specification} cannot make one",
+                why=f"{type(error).__name__}: {error}",
+                todo="see parity/run/under_test.py for what a factory is given",
+            ) from error
+        check_offers(made, offers, specification=specification)
+        return made
+
+    return make

@@ -1,0 +1,372 @@
+"""The main job: generated cases of one family and layout, until enough sessions were
+compared; shrunk when one fails.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+
+from hypothesis import HealthCheck, Phase, example, given, seed, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.errors import Flaky
+
+from parity.cases.files import save_failing_case
+from parity.cases.shrink import shrink_case
+from parity.cases.strategies import cases, landmark, steady_backend, tokens_of
+from parity.cases.text import REAL_WORK_TOKENS, has_real_vocabulary, text_prompts
+from parity.errors import UsageError
+from parity.models.families import load_family
+from parity.models.splits import Split, load_splits
+from parity.records import Case, Fault, FaultKind, Outcome, Session, Tier, Verdict
+from parity.run.contained import run_case
+from parity.run.explain import explain_outcome
+from parity.run.profiles import profile_of
+from parity.run.under_test import OURS, Brought
+from parity.store import REPOSITORY
+from scheduler.limits import Layout
+from scheduler.records import SamplingParams
+
+FAILURES = Path("reports") / "failures"
+SHRINK_RUNS = 300
+SHRINK_SECONDS = 120.0  # a case that hangs would be waited for that often
+
+
+@dataclass(slots=True)
+class SuiteResult:
+    """What one suite came to. ``marks`` are sums over its cases; ``missing`` are
+    required marks that stayed zero.
+    """
+
+    family: str
+    layout: Layout
+    model: str
+    verdict: Verdict = Verdict.UNKNOWN
+    cases: int = 0
+    sessions: int = 0
+    bit_identical: int = 0
+    byte_identical: int = 0
+    crashes: int = 0
+    marks: Counter[str] = field(default_factory=Counter)
+    missing: tuple[str, ...] = ()
+    reason: str = ""
+    explanation: str = ""
+    case_file: str = ""
+    failure: Outcome | None = None
+    noise: list[float] = field(default_factory=list)
+    changes: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    brought: Brought = OURS
+
+    def add(self, outcome: Outcome) -> None:
+        self.cases += 1
+        self.sessions += outcome.sessions
+        self.bit_identical += outcome.bit_identical
+        self.byte_identical += outcome.byte_identical
+        self.crashes += outcome.crashed
+        self.marks.update(outcome.marks)
+        self.noise += outcome.noise
+        self.changes.update(outcome.changes)
+
+    def to_data(self) -> dict:
+        """JSON-able form."""
+        return {
+            "verdict": self.verdict.value,
+            "cases": self.cases,
+            "sessions": self.sessions,
+            "bit_identical": self.bit_identical,
+            "byte_identical": self.byte_identical,
+            "crashes": self.crashes,
+            "marks": dict(self.marks),
+            "missing_marks": list(self.missing),
+            "reason": self.reason,
+            "explanation": self.explanation,
+            "case_file": self.case_file,
+            "noise": self.noise[:5000],
+            "changed_tokens": dict(self.changes),
+            "seconds": round(self.seconds, 2),
+            "model": self.model,
+        }
+
+
+class Failed(AssertionError):
+    """A case failed; the suite ends."""
+
+
+def run_suite(
+    family: str,
+    layout: Layout,
+    *,
+    model: str | None = None,
+    policy: str = "fcfs",
+    min_sessions: int = 200,
+    seed_value: int | None = None,
+    tier: Tier = Tier.BITS,
+    marks: Iterable[str] | None = None,
+    brought: Brought = OURS,
+    run: Callable[[Case], Outcome] | None = None,
+    failures: Path = FAILURES,
+) -> SuiteResult:
+    """Run generated cases until ``min_sessions`` were compared and every required mark was hit.
+
+    ``seed_value`` None is derandomised: the same cases every time. A failing case is shrunk, written below
+    ``failures`` and explained. Under tier ``bits`` a model without an exact profile, or a user's engine
+    without logits, gives *unknown*, with the reason.
+    """
+    started = monotonic()
+    model = model or family
+    required = tuple(marks if marks is not None else (mark.value for mark in load_family(family).marks))
+    result = SuiteResult(family, layout, model, brought=brought)
+    why_no_bits = brought.why_no_bits() if brought.engine else profile_of(model).reason
+    failing: list[Outcome] = []
+    compare_bits = tier is Tier.BITS and not why_no_bits and layout is not Layout.STOCK
+
+    def enough() -> bool:
+        return result.sessions >= min_sessions and all(result.marks[mark] for mark in required)
+
+    def judged(case: Case) -> Outcome:
+        outcome = run_case(case, brought=brought) if run is None else run(case)
+        failed = _fails(outcome, compare_bits=compare_bits, layout=layout)
+        return replace(outcome, verdict=Verdict.FAIL if failed else Verdict.PASS)
+
+    def one(case: Case) -> None:
+        if not failing and enough():
+            return
+        outcome = judged(case)
+        if not failing:
+            result.add(outcome)
+        if outcome.verdict is Verdict.FAIL:
+            failing.append(outcome)
+            raise Failed(outcome.case.family)
+
+    wrapped = _generated(one, family, layout, model, policy, min_sessions=min_sessions, seed_value=seed_value)
+    try:
+        wrapped()
+    except (Failed, Flaky):
+        if not failing:
+            raise  # a bug of ours, not a case that failed
+        _keep_failure(result, failing[0], judged, failures, options=brought.options)
+    if result.changes:
+        counts = ", ".join(f"{count} {change}" for change, count in sorted(result.changes.items()))
+        result.explanation = f"sessions with a changed token: {counts}\n{result.explanation}".rstrip()
+    result.missing = tuple(mark for mark in required if not result.marks[mark])
+    result.verdict, result.reason = _judge(result, failed=bool(failing), reason=why_no_bits, tier=tier)
+    result.seconds = monotonic() - started
+    return result
+
+
+def _generated(
+    one: Callable[[Case], None],
+    family: str,
+    layout: Layout,
+    model: str,
+    policy: str,
+    *,
+    min_sessions: int,
+    seed_value: int | None,
+) -> Callable[[], None]:
+    """``one`` as a Hypothesis test over cases; a model with a real vocabulary is given text."""
+    text: dict = {"tokens": text_prompts(model)} if has_real_vocabulary(model) else {}
+    work = {"work_tokens": REAL_WORK_TOKENS} if text else {}
+    wrapped = given(cases(family, layout, model=model, policy=policy, **text, **work))(one)
+    wrapped = example(landmark(family, layout, model=model, policy=policy, **text))(wrapped)
+    wrapped = settings(
+        max_examples=max(20, min_sessions),
+        backend=steady_backend(),
+        deadline=None,
+        derandomize=seed_value is None,
+        database=_database(seed_value),
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a failing explicit example is never shrunk
+        print_blob=False,
+    )(wrapped)
+    return wrapped if seed_value is None else seed(seed_value)(wrapped)
+
+
+def _keep_failure(
+    result: SuiteResult, outcome: Outcome, run: Callable[[Case], Outcome], failures: Path, *, options: str
+) -> None:
+    """Shrink the failing case, write it and explain it; one that passes when run again is kept as it was."""
+    ran: dict[Case, Outcome] = {}
+    stop = monotonic() + SHRINK_SECONDS
+
+    def bounded(case: Case) -> Outcome:
+        if not ran or monotonic() < stop:
+            ran[case] = run(case)
+        return ran.get(case, replace(outcome, verdict=Verdict.PASS))
+
+    smallest = ran[shrink_case(outcome.case, bounded, max_runs=SHRINK_RUNS)]
+    kept = smallest if smallest.verdict is Verdict.FAIL else outcome
+    path = save_failing_case(kept.case, failures, stderr=kept.stderr)
+    result.case_file, result.failure = str(path), kept
+    result.explanation = explain_outcome(kept, case_file=path, options=options)
+    if kept is not smallest:  # reported before parity
+        result.explanation = f"not reproducible: it passed when it ran again\n{result.explanation}"
+
+
+def _fails(outcome: Outcome, *, compare_bits: bool, layout: Layout) -> bool:
+    if layout is Layout.STOCK:
+        return outcome.verdict is Verdict.FAIL
+    return not outcome.reaches(Tier.BITS if compare_bits else Tier.BYTES)
+
+
+def _judge(result: SuiteResult, *, failed: bool, reason: str, tier: Tier) -> tuple[Verdict, str]:
+    if failed:
+        return Verdict.FAIL, "a case failed"
+    if result.missing:
+        return Verdict.FAIL, f"nothing exercised: {', '.join(result.missing)}"
+    if tier is Tier.BITS and reason and result.layout is not Layout.STOCK:
+        return Verdict.UNKNOWN, f"bits not comparable: {reason}"
+    return Verdict.PASS, ""
+
+
+def _database(seed_value: int | None) -> DirectoryBasedExampleDatabase | None:
+    """A campaign remembers what failed; the derandomised run explores nothing and keeps nothing."""
+    return (
+        None if seed_value is None else DirectoryBasedExampleDatabase(REPOSITORY / ".hypothesis" / "examples")
+    )
+
+
+# -- Suites across stages: generated concurrent cases on every pinned split, each session
+# against the whole model alone.
+
+MIN_SESSIONS = 50
+ROOMIER_CELLS = 24
+
+
+def pinned_splits(family: str, row: str = "tiny") -> list[Split]:
+    """Splits of one model row, in the file's order. Raises ``UsageError`` if there is none."""
+    splits = [split for split in load_splits(family) if split.row == row]
+    if not splits:
+        raise UsageError(f"model {family}:{row} has no pinned split", where=f"splits/{family}.yaml")
+    return splits
+
+
+def across_stages(case: Case, split: Split) -> Case:
+    """The case on a chain whose pools differ in size; which stage has the smallest pool depends on the case.
+
+    Different pools mean different cells, so different row orders and calls, in every stage.
+    """
+    count = len(split.stages)
+    if case.layout is not Layout.UNIFIED:
+        return replace(case, split=split.name)
+    tightest = (len(case.sessions) + case.num_sequences) % count
+    cells = tuple(case.pool_cells + ROOMIER_CELLS * ((index - tightest) % count) for index in range(count))
+    return replace(case, split=split.name, stage_cells=cells)
+
+
+def crowd_case(family: str, split: Split, number: int, *, sessions: int = 18) -> Case:
+    """A dense case: many sessions at once on a chain with one tight pool, so that
+    few steps exercise everything.
+
+    ``number`` chooses lengths, arrivals and faults; families of prompts share their first tokens.
+    """
+    rng = random.Random(f"crowd {family} {split.name} {number}")
+    trees = [tokens_of(rng.randrange(1 << 30), 48) for _ in range(2)]
+    cancelled = rng.sample(range(sessions), 2)  # while they wait or run
+    made = []
+    for index in range(sessions):
+        own = tokens_of(rng.randrange(1 << 30), rng.choice((1, 2, 5, 15, 16, 17, 31, 33, 48, 70)))
+        prompt = own if index % 3 == 0 else trees[index % 2][: rng.choice((16, 17, 32, 40))] + own[:9]
+        sampling = SamplingParams(temperature=1.0, seed=index) if index % 7 == 3 else SamplingParams()
+        made.append(
+            Session(
+                prompt=prompt,
+                max_tokens=9 if index in cancelled else rng.randint(2, 9),
+                arrival_step=0 if index in cancelled else rng.choice((0, 0, index, 18)),
+                sampling=sampling,
+            )
+        )
+    faults = [
+        Fault(kind=FaultKind.PREEMPT, step=step, session=rng.randrange(sessions), in_flight=step % 4 == 3)
+        for step in range(3, 21, 2)
+    ]
+    faults += [
+        Fault(kind=FaultKind.CANCEL, step=step, session=session, in_flight=step == 4)
+        for step, session in zip((2, 4), cancelled, strict=True)
+    ]
+    case = Case(
+        family=family,
+        model=f"{family}:{split.row}",
+        sessions=tuple(made),
+        pool_cells=230,
+        num_sequences=20,
+        max_num_batched_tokens=63,
+        max_num_seqs=14,
+        max_chunk_tokens=32,
+        prefix_block_tokens=8,
+        faults=tuple(faults),
+        kv_type="f32" if number % 3 == 2 else "f16",
+    )
+    return across_stages(case, split)
+
+
+def brim_case(family: str, split: Split) -> Case:
+    """A small case that fills the tightest pool to its last cell: beside a prefix that is kept but idle."""
+    kept = tokens_of(1, 32)
+    sessions = (
+        Session(prompt=kept, max_tokens=2),
+        Session(prompt=tokens_of(2, 12), max_tokens=42, arrival_step=6),
+        Session(prompt=kept + tokens_of(3, 5), max_tokens=3, arrival_step=52),
+    )
+    case = Case(
+        family=family,
+        model=f"{family}:{split.row}",
+        sessions=sessions,
+        pool_cells=64,
+        num_sequences=8,
+        max_num_batched_tokens=32,
+        prefix_block_tokens=16,
+    )
+    return across_stages(case, split)
+
+
+def dense_cases(family: str, split: Split) -> list[Case]:
+    """Fixed cases that compare more than ``MIN_SESSIONS`` sessions and hit every
+    mark of every family's manifest.
+    """
+    return [brim_case(family, split), *(crowd_case(family, split, number) for number in range(3))]
+
+
+def run_split_suite(
+    family: str,
+    split: Split,
+    *,
+    min_sessions: int = MIN_SESSIONS,
+    layout: Layout = Layout.UNIFIED,
+    stage_processes: bool = False,
+    seed_value: int | None = None,
+    tier: Tier = Tier.BITS,
+    failures: Path = FAILURES,
+    run: Callable[..., Outcome] = run_case,
+) -> SuiteResult:
+    """``run_suite`` with every case on a chain of the split's stages."""
+
+    def run_across(case: Case) -> Outcome:
+        return run(across_stages(case, split), stage_processes=stage_processes)
+
+    return run_suite(
+        family,
+        layout,
+        model=f"{family}:{split.row}",
+        min_sessions=min_sessions,
+        seed_value=seed_value,
+        tier=tier,
+        run=run_across,
+        failures=failures,
+    )
+
+
+__all__ = [
+    "MIN_SESSIONS",
+    "across_stages",
+    "brim_case",
+    "crowd_case",
+    "dense_cases",
+    "pinned_splits",
+    "run_split_suite",
+]

@@ -1,0 +1,167 @@
+"""Composes one plan under the budgets; every limit that holds for all policies is applied here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from scheduler.policy.state import SchedulerState
+from scheduler.records import (
+    BudgetLedger,
+    IntentKind,
+    IterationPlan,
+    PlannedChunk,
+    PolicyIdentity,
+    QueueIntent,
+    SessionState,
+    SessionView,
+)
+
+
+class Seams(Protocol):
+    """What composing a plan asks of its policy (``scheduler.policy.base.Policy`` documents each)."""
+
+    @property
+    def identity(self) -> PolicyIdentity: ...
+
+    def order_key(self, state: SchedulerState, view: SessionView) -> tuple: ...
+
+    def future_rows(self, state: SchedulerState, view: SessionView) -> int: ...
+
+    def reserved_rows(self, state: SchedulerState, plan: PlanBuilder) -> int: ...
+
+    def chunk_tokens(self, state: SchedulerState, view: SessionView, available: int) -> int: ...
+
+
+class PlanBuilder:
+    """Composes one plan under the budgets; every limit that holds for all policies is applied here, once."""
+
+    def __init__(self, state: SchedulerState, policy: Seams) -> None:
+        self.state, self.policy = state, policy
+        self.tokens_left = state.max_num_batched_tokens
+        self.seqs_left = state.max_num_seqs
+        self.sequences_left: int | None = None  # asked only when somebody wants to enter
+        self.rows_left = 0
+        self.closed = False  # nobody enters any more
+        self.entered: list[SessionView] = []
+        self._pinned: dict[tuple[int, ...], None] = {}
+        self._chunks: list[tuple[tuple, PlannedChunk]] = []
+        self._intents: list[QueueIntent] = []
+
+    def add(self, view: SessionView, *, key: tuple | None = None, limit: int | None = None) -> int:
+        """Give a running session its next chunk, as long as budgets and
+        ``limit`` allow; returns its tokens.
+        """
+        if not view.ready:
+            return 0
+        return self._grant(view, view.computed, limit, key)
+
+    def enter(self, view: SessionView, *, limit: int | None = None, future_rows: int | None = None) -> bool:
+        """Admit or resume a session if every memory component has room for it; False if it must wait.
+
+        ``future_rows`` is what to keep free for it (default: the policy's
+        forecast), its shared rows not counted.
+        """
+        state, memory = self.state, self.state.memory
+        if self.tokens_left < 1 or self.seqs_left < 1 or not view.ready:
+            return False
+        if len(state.running) + len(self.entered) >= state.max_num_seqs:
+            return False
+        if self.sequences_left is None:
+            self.sequences_left = memory.available_sequences()
+            running = sum(_next_rows(state.views[request_id]) for request_id in state.running)
+            self.rows_left = memory.available_rows() - max(self.policy.reserved_rows(state, self), running)
+        cached = memory.cached_tokens(view)
+        need = self.policy.future_rows(state, view) if future_rows is None else future_rows
+        need = max(need, _next_rows(view)) - cached
+        prefix = view.request.prompt[:cached]  # sessions that enter together pin what they share once
+        pinned = memory.pinned_rows(view) if cached and prefix not in self._pinned else 0
+        if self.sequences_left < 1 or max(need, 1) > self.rows_left - pinned:
+            return False
+        if not self._grant(view, cached, limit, None):
+            return False
+        self.sequences_left -= 1
+        self.rows_left -= need + pinned
+        self.entered.append(view)
+        self._pinned[prefix] = None
+        kind = IntentKind.RESUME if view.state is SessionState.SUSPENDED else IntentKind.ADMIT
+        self._intents.append(QueueIntent(kind, view.request_id, view.request.generation))
+        return True
+
+    def while_open(self, views: Iterable[SessionView]) -> Iterator[SessionView]:
+        """The views up to the one that closes the scan: a long queue costs no more than a short one."""
+        for view in views:
+            if self.closed:
+                return
+            yield view
+
+    def reject(self, view: SessionView, reason: str) -> None:
+        """Give up a waiting session for good, with a reason for its caller."""
+        self._intents.append(QueueIntent(IntentKind.REJECT, view.request_id, view.request.generation, reason))
+
+    def preempt(self, view: SessionView, reason: str) -> None:
+        """Suspend a running session that has no chunk in this plan; its rows
+        are free from the next step on.
+        """
+        self._intents.append(
+            QueueIntent(IntentKind.PREEMPT, view.request_id, view.request.generation, reason)
+        )
+
+    def defer(self, view: SessionView, reason: str) -> None:
+        """Record that a session was considered and passed over."""
+        self._intents.append(QueueIntent(IntentKind.DEFER, view.request_id, view.request.generation, reason))
+
+    def _grant(self, view: SessionView, start: int, limit: int | None, key: tuple | None) -> int:
+        if self.seqs_left < 1 or self.tokens_left < 1:
+            return 0
+        state = self.state
+        available = min(self.tokens_left, state.max_chunk_tokens)
+        if limit is not None:
+            available = min(available, limit)
+        available = min(available, self.policy.chunk_tokens(state, view, available))
+        stop = view.limit_at(start)
+        if stop > start + available:
+            stop = start + available
+        if stop - start > 1:
+            stop = state.memory.chunk_stop(view, start=start, stop=stop)
+        if stop <= start:
+            return 0
+        if key is None:
+            key = self.policy.order_key(state, view)
+        request = view.request
+        self._chunks.append(
+            (key, PlannedChunk(request.request_id, request.generation, view.version, start, stop))
+        )
+        self.tokens_left -= stop - start
+        self.seqs_left -= 1
+        return stop - start
+
+    def build(self) -> IterationPlan:
+        """The plan, its chunks sorted by key."""
+        state = self.state
+        self._chunks.sort(key=lambda item: item[0])
+        chunks = tuple(chunk for _, chunk in self._chunks)
+        ledger = BudgetLedger(
+            state.max_num_batched_tokens,
+            state.max_num_seqs,
+            state.max_num_batched_tokens - self.tokens_left,
+            len(chunks),
+        )
+        return IterationPlan(
+            state.decision_id,
+            state.version,
+            self.policy.identity,
+            chunks,
+            ledger,
+            tuple(self._intents),
+            tuple(key for key, _ in self._chunks),
+        )
+
+
+def _next_rows(view: SessionView) -> int:
+    """The least that must be kept for a session, whatever the forecast: what it has to
+    rebuild, and one row of progress.
+
+    With less, two sessions can take each other's cells in turn for ever.
+    """
+    return min(view.future_rows, view.committed - view.computed + 1)

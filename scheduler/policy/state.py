@@ -1,0 +1,31 @@
+"""What a policy sees."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from scheduler.records import SessionView
+
+if TYPE_CHECKING:
+    from scheduler.memory import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerState:
+    """What a policy sees: written by the loop, one per decision. The collections are read-only."""
+
+    decision_id: int
+    version: int
+    now_ms: float
+    waiting: Collection[str]
+    running: Collection[str]
+    suspended: Collection[str]
+    views: Mapping[str, SessionView]
+    memory: Memory
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_chunk_tokens: int
+    service: Mapping[str, int]
+    policy_memory: Any = None
