@@ -32,16 +32,31 @@ class Answer:
     digests: Sequence[str]
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """A generation of session ``session`` that was given up at ``fault`` and submitted anew: how it ended
+    after step ``ended_at``, and the steps and tokens that its caller had been given.
+    """
+
+    session: int
+    fault: Fault
+    completion: Completion
+    ended_at: int
+    emitted_at: tuple[int, ...]
+    stream: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Run:
     """The history of one case.
 
     ``emitted_at[i]`` lists the scheduler step of every token of session i, ``streams[i]`` those tokens as the
     engine gave them, which is what a caller that streams has seen; ``ended_at[i]`` is the step after which
-    its end was there. ``findings`` are what the driver saw go wrong while it ran: no progress, illegal
-    transitions, lost cells, ends. ``answers`` are what the sessions gave, ``logits`` their rows, float32
-    [n_vocab] for each generated token, where the engine shows them; ``leftovers`` what is still held after
-    the case, ``lost`` which stage of a chain ended, and how.
+    its end was there. ``earlier`` are generations that were given up, all else is of the last one.
+    ``findings`` are what the driver saw go wrong while it ran: no progress, illegal transitions, lost cells,
+    ends. ``answers`` are what the sessions gave, ``logits`` their rows, float32 [n_vocab] for each generated
+    token, where the engine shows them; ``leftovers`` what is still held after the case, ``lost`` which stage
+    of a chain ended, and how.
     """
 
     case: Case
@@ -52,6 +67,7 @@ class Run:
     emitted_at: dict[int, list[int]] = field(default_factory=dict)
     streams: dict[int, list[int]] = field(default_factory=dict)
     ended_at: dict[int, int] = field(default_factory=dict)
+    earlier: list[Earlier] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     fired: list[Fault] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # what the engine said when a step failed

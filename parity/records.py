@@ -44,10 +44,15 @@ class Tier(Enum):
 
 
 class FaultKind(Enum):
-    """What happens during a run. The first two are ordinary events, the rest are failures of something."""
+    """What happens during a run. The first three are ordinary events, the rest are failures of something.
+
+    RESUBMIT is a caller that gives up and asks the same again under the same id: a cancel, and as soon as it
+    has taken effect a new submission with the next generation.
+    """
 
     CANCEL = "cancel"
     PREEMPT = "preempt"
+    RESUBMIT = "resubmit"
     NO_SLOT = "no_slot"
     DECODE_ERROR = "decode_error"
     SLOW_STEP = "slow_step"
@@ -62,8 +67,8 @@ class FaultKind(Enum):
 class Fault:
     """One fault: before step ``step``, or, with ``in_flight``, between that step's launch and its result.
 
-    ``session`` is an index into the case's sessions for cancel and preempt; ``call`` is the native call that
-    fails; ``amount`` is ms for a slow step or a clock jump.
+    ``session`` is an index into the case's sessions for cancel, preempt and resubmit; ``call`` is the native
+    call that fails; ``amount`` is ms for a slow step or a clock jump.
     """
 
     kind: FaultKind

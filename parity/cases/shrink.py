@@ -115,7 +115,7 @@ def without_sessions(case: Case, dropped: set[int]) -> Case:
     """The case less some sessions, their faults gone and the others renumbered."""
     kept = [index for index in range(len(case.sessions)) if index not in dropped]
     number = {old: new for new, old in enumerate(kept)}
-    aimed = ("cancel", "preempt")
+    aimed = ("cancel", "preempt", "resubmit")
     faults = tuple(
         replace(fault, session=number.get(fault.session, 0))
         for fault in case.faults

@@ -32,7 +32,7 @@ class EndsChecker:
     name = ENDS
 
     def check(self, run: Run, expectation: Expectation) -> Iterable[Finding]:
-        for rule in (_partition, _tokens_after_cancel, _untyped_errors, _unnamed_stages, _tried_again):
+        for rule in RULES:
             yield from rule(run)
 
 
@@ -147,6 +147,21 @@ def _unexplained_failures(run: Run) -> Iterable[Finding]:
         yield Finding(ENGINE, f"step {traced.step} failed unasked with {chunks}: {said}", data)
 
 
+def _given_up(run: Run) -> Iterable[Finding]:
+    """A generation that was given up ends as cancelled, with what it had been given."""
+    for earlier in run.earlier:
+        end, fault = earlier.completion, earlier.fault
+        had = tuple(
+            token for step, token in zip(earlier.emitted_at, earlier.stream, strict=True) if step < fault.step
+        )
+        was = f"session {earlier.session} was given up at step {fault.step}"
+        if end.reason is not FinishReason.CANCELLED:
+            yield _ends(f"{was} but ended by {end.reason.value}", earlier.session, fault.step)
+        elif tuple(end.tokens) != had:
+            text = f"{was} with {len(had)} tokens but ended with {len(end.tokens)} or others"
+            yield _ends(text, earlier.session, fault.step)
+
+
 def _untyped_errors(run: Run) -> Iterable[Finding]:
     for index, completion in sorted(run.completions.items()):
         if completion.reason is FinishReason.FAILED and not completion.error:
@@ -181,3 +196,6 @@ def _tried_again(run: Run) -> Iterable[Finding]:
         for item in step.result.chunks:
             if item.after > step.flight.views[item.request_id].committed:
                 failures.pop(item.request_id, None)
+
+
+RULES = (_partition, _tokens_after_cancel, _given_up, _untyped_errors, _unnamed_stages, _tried_again)

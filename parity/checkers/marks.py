@@ -8,6 +8,7 @@ from parity.checkers.residence import facts_of
 from parity.history import Run, TraceStep, session_index
 from parity.records import FaultKind
 from scheduler.engine import PAD_ROW
+from scheduler.limits import Layout
 from scheduler.records import FinishReason, Phase
 
 
@@ -29,6 +30,7 @@ def count_marks(run: Run) -> dict[str, int]:
         marks["cancelled"] += completion.reason is FinishReason.CANCELLED
         marks["stopped"] += completion.reason is FinishReason.STOP
     marks["refused"] = len(run.refusals)
+    marks["resubmitted"] = sum(earlier.session in run.completions for earlier in run.earlier)
     planned = {
         (traced.step, session_index(chunk.request_id))
         for traced in run.trace
@@ -59,7 +61,15 @@ MARKS = (
     "refused",
     "engine_failed",
     "cancelled_in_flight",
+    "resubmitted",
 )
+
+
+def possible_marks(layout: Layout, *, pads: bool) -> tuple[str, ...]:
+    """Marks that a run in a layout can have: all but padding rows where there are none (``pads``: whether the
+    kernels need company for a lone row; only the unified layout gives it).
+    """
+    return tuple(mark for mark in MARKS if mark != "padded_call" or (pads and layout is Layout.UNIFIED))
 
 
 def _count_step(

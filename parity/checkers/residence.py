@@ -124,7 +124,11 @@ class _Residences:
         self.run, self.case = run, run.case
         self.stages: list[StageMemory] = []
         self.last_use = last_uses(run)
-        self.stays: dict[int, Stay] = {}
+        self.stays: dict[tuple[int, int], Stay] = {}  # by session and generation
+        self.ended: dict[tuple[int, int], int] = {  # after which step
+            (earlier.session, earlier.completion.generation): earlier.ended_at for earlier in run.earlier
+        }
+        self.ended |= {(i, run.completions[i].generation): step for i, step in run.ended_at.items()}
         self.preempts: dict[tuple[int, bool], list[int]] = {}
         for fault in run.fired:
             if fault.kind is FaultKind.PREEMPT:
@@ -139,8 +143,8 @@ class _Residences:
     def _leave(self, step: int, *, in_flight: bool) -> None:
         """Preemptions that were asked for: who is told to go has no rows, though its cells are there."""
         for session in self.preempts.get((step, in_flight), ()):
-            if session in self.stays:
-                self.stays[session].leaves = True
+            for (other, _), stay in self.stays.items():
+                stay.leaves = stay.leaves or other == session
 
     def _step(self, traced: TraceStep) -> StepFacts:
         flight = traced.flight
@@ -152,7 +156,8 @@ class _Residences:
             session = session_index(chunk.request_id)
             if chunk.request_id not in sequences:
                 continue
-            seq_id, stay = sequences[chunk.request_id], self.stays.get(session)
+            key = session, chunk.generation
+            seq_id, stay = sequences[chunk.request_id], self.stays.get(key)
             back = stay is not None and (
                 stay.lost or stay.leaves or stay.seq_id != seq_id or chunk.start < stay.rows
             )
@@ -169,7 +174,7 @@ class _Residences:
                 if item.before < furthest and item.after > item.before:
                     rebuilt.append(session)
                 rows, furthest = item.after, max(furthest, item.after)
-            self.stays[session] = Stay(seq_id, rows, furthest)
+            self.stays[key] = Stay(seq_id, rows, furthest)
         full = bool(flight.plan.chunks) and self._is_full(traced.step)
         return StepFacts(traced, tuple(shared), tuple(displaced), tuple(resumed), tuple(rebuilt), full)
 
@@ -186,14 +191,11 @@ class _Residences:
                 memory.place(call, traced.flight.batch.positions)
         touched = self.stages[0].touched if self.stages else []
         displaced = []
-        for session, stay in self.stays.items():
-            if stay.seq_id in touched and not self._has_ended(session, traced.step):
-                displaced += [] if stay.lost else [session]
+        for key, stay in self.stays.items():
+            if stay.seq_id in touched and self.ended.get(key, traced.step + 1) > traced.step:
+                displaced += [] if stay.lost else [key[0]]
                 stay.lost = True
         return displaced
-
-    def _has_ended(self, session: int, step: int) -> bool:
-        return self.run.ended_at.get(session, step + 1) <= step
 
     def _is_full(self, step: int) -> bool:
         """Whether every cell (in streams: every sequence) of some stage belongs to what is used again later:

@@ -9,11 +9,11 @@ from typing import Any
 
 from parity.checkers.conservation import CONSERVATION, Owners, find_losses, owners_of
 from parity.checkers.ends import ENDS, MEMORY
-from parity.history import Run, TraceStep, session_index
+from parity.history import Earlier, Run, TraceStep, session_index
 from parity.records import Case, Fault, FaultKind, Finding
 from scheduler.engine import Engine, EngineFailure
 from scheduler.loop import Flight, NoProgress, Scheduler
-from scheduler.records import IllegalTransition, IterationResult
+from scheduler.records import Completion, IllegalTransition, IterationResult
 
 LIVENESS, LEGALITY = "liveness", "legality"
 MAX_REPEATS = 64  # times that the same rows may be computed with no new one in between
@@ -53,6 +53,8 @@ class Driver:
         self._step = 0
         self._clock_offset_ms = 0.0
         self._owners: Owners = ()
+        self._given_up: dict[int, Fault] = {}
+        self._generation: dict[int, int] = {}
         self._offered: dict[int, None] = {}
         self._furthest: dict[str, int] = {}  # rows that a session ever had
         self._quiet: list[tuple[int, tuple]] = []  # steps since the last new row, arrival or fault
@@ -127,10 +129,21 @@ class Driver:
 
     def _offer(self, index: int) -> None:
         self._offered[index] = None
-        request = self.case.sessions[index].to_request(index, arrival_ms=self.now_ms)
+        request = self.case.sessions[index].to_request(
+            index, arrival_ms=self.now_ms, generation=self._generation.get(index, 0)
+        )
         refusal = self.scheduler.submit(request, self.now_ms)
         if refusal is not None:
             self.run.refusals[index] = refusal
+
+    def _ask_again(self, index: int, completion: Completion) -> None:
+        """A session that was given up has ended: its caller submits it anew, under the same id."""
+        run = self.run
+        given = tuple(run.emitted_at.pop(index, ())), tuple(run.streams.pop(index, ()))
+        run.earlier.append(Earlier(index, self._given_up.pop(index), completion, self._step, *given))
+        self._generation[index] = completion.generation + 1
+        self._furthest.pop(completion.request_id, None)
+        self._offer(index)
 
     def _one_step(self) -> None:
         faults = self._faults.get(self._step, ())
@@ -195,8 +208,10 @@ class Driver:
 
     def _fire(self, fault: Fault) -> None:
         request_id = f"s{fault.session}"
-        if fault.kind is FaultKind.CANCEL:
+        if fault.kind in (FaultKind.CANCEL, FaultKind.RESUBMIT):
             fired = self.scheduler.cancel(request_id, self.now_ms)
+            if fired and fault.kind is FaultKind.RESUBMIT:
+                self._given_up[fault.session] = fault
         elif fault.kind is FaultKind.PREEMPT:
             fired = self.scheduler.preempt(request_id, self.now_ms)
         elif fault.kind in (FaultKind.SLOW_STEP, FaultKind.CLOCK_JUMP):
@@ -206,7 +221,7 @@ class Driver:
             fired = self._inject(fault)
         if fired:
             self.run.fired.append(fault)
-        if fault.kind in (FaultKind.CANCEL, FaultKind.PREEMPT):
+        if fault.kind in (FaultKind.CANCEL, FaultKind.PREEMPT, FaultKind.RESUBMIT):
             self._check_memory(f"{fault.kind.value} of session {fault.session}")
 
     def _observe(self, flight: Flight, result: IterationResult | None) -> None:
@@ -220,6 +235,12 @@ class Driver:
     def _collect(self) -> None:
         for completion in self.scheduler.take_completions():
             index = session_index(completion.request_id)
+            if completion.generation != self._generation.get(index, 0):
+                text = f"session {index} ended in generation {completion.generation}, which is not its last"
+                self._found(ENDS, text, session=index)
+            elif index in self._given_up:
+                self._ask_again(index, completion)
+                continue
             if index in self.run.completions:
                 self._found(ENDS, f"session {index} ended twice", session=index)
             self.run.completions[index] = completion

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from parity.cases.files import load_case
+from parity.cases.shrink import size_of
 from parity.cases.strategies import landmark
-from parity.models.families import load_family
+from parity.checkers.marks import possible_marks
+from parity.engines.numerics import ROW
 from parity.models.splits import Split
 from parity.records import Case, Finding, Outcome, Tier, Verdict, broken_outcome
 from parity.suites.suite import SHRINK_RUNS, SuiteResult, pinned_splits, run_split_suite, run_suite
@@ -19,7 +21,7 @@ from scheduler.limits import Layout
 from tests.parity.gate_results import DIVERGENCE
 
 MARKS = ("mixed_step", "shared")
-ALL_MARKS = [mark.value for mark in load_family("llama").marks]
+ALL_MARKS = possible_marks(Layout.UNIFIED, pads=True)
 LLAMAFILE = "llamafile SGEMM is on"
 FIRST_TOKEN = replace(DIVERGENCE, session=0, step=0, chunks=((0, 1),), neighbours=())
 Run = Callable[[Case], Outcome]
@@ -57,7 +59,7 @@ def suite(run: Run, folder: Path, *, layout: Layout = Layout.UNIFIED, **settings
 
 @pytest.fixture(autouse=True)
 def exact_build(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    choice = SimpleNamespace(exact=True, reason="")
+    choice = SimpleNamespace(exact=True, reason="", profile=ROW)
     monkeypatch.setattr("parity.suites.suite.profile_of", lambda model: choice)
     return choice
 
@@ -182,14 +184,19 @@ def is_generated(case: Case) -> bool:
 
 
 def test_failing_generated_case_is_shrunk_too(tmp_path: Path) -> None:
+    found = []
+
     def run(case: Case) -> Outcome:
-        return fails_with(2)(case) if is_generated(case) else green(case)
+        outcome = fails_with(2)(case) if is_generated(case) else green(case)
+        found.extend([case] if outcome.verdict is Verdict.FAIL else [])
+        return outcome
 
     result = suite(run, tmp_path, min_sessions=60)
     assert result.cases > 1
     kept = load_case(Path(result.case_file))
-    assert is_generated(kept)
-    assert len(kept.sessions) == 2 and sum(len(session.prompt) for session in kept.sessions) == 2
+    assert is_generated(kept) and kept in found
+    assert len(kept.sessions) == 2 < len(found[0].sessions)
+    assert size_of(kept)[1] < size_of(found[0])[1] / 4
 
 
 def test_shrinking_for_tier_bytes_keeps_a_case_whose_bytes_differ(tmp_path: Path) -> None:
