@@ -201,11 +201,8 @@ def last_step(case: Case) -> int:
 
 
 def most_sequences(family: str) -> int:
-    """Logical sequences of a family's default context: two ids each with a window
-    cache, one kept empty if hybrid.
-    """
-    known = load_family(family)
-    return known.engine.n_seq_max // (2 if known.needs_shadow else 1) - (1 if known.is_hybrid else 0)
+    """Sequences of a family's default context."""
+    return load_family(family).most_sequences
 
 
 def landmark(

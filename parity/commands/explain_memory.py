@@ -6,6 +6,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from parity.engines.geometry import ids_per_sequence
 from parity.errors import ExitCode
 from parity.models import resolve_model
 from parity.models.facts import ModelFacts, read_facts
@@ -58,7 +59,7 @@ def command(
         floor_tokens=floor_tokens,
         num_sequences=sequences or (engine.n_seq_max if engine else 64),
         kv_type=kv_type,
-        ids_per_session=2 if family and family.needs_shadow else 1,
+        ids_per_session=ids_per_sequence(bool(family and family.needs_shadow)),
         state_budget_bytes=state_budget,
         reserved_ids=PAD_IDS + (EMPTY_IDS if facts.is_hybrid else 0) + prefixes + retired,
     )

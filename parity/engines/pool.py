@@ -12,6 +12,7 @@ from time import perf_counter
 
 import numpy as np
 
+from parity.engines.geometry import ids_of, ids_per_sequence, round_cells
 from parity.engines.llama import ContextSettings, DecodeFailure, LlamaContext, LlamaModel
 from parity.engines.numerics import NumericsProfile
 from parity.engines.sampling import sample_token
@@ -47,11 +48,11 @@ class PoolContext:
     ) -> None:
         self.layout, self.recurrent = layout, recurrent
         self.clock, self.native_s = perf_counter, 0.0  # seconds inside llama_decode since the start
-        self.ids_per_row = 2 if shadow else 1
+        self.ids_per_row = ids_per_sequence(shadow)
         self.num_sequences = num_sequences
-        physical = num_sequences * self.ids_per_row + (1 if recurrent else 0)
+        physical = ids_of(num_sequences, shadow=shadow, recurrent=recurrent)
         self.empty_id = physical - 1
-        stream_cells = -(-num_cells // 256) * 256  # llama.cpp rounds a stream up to 256 cells
+        stream_cells = round_cells(num_cells)
         self.settings = ContextSettings(
             n_ctx=stream_cells * physical if layout is Layout.STREAMS else stream_cells,
             n_seq_max=physical,

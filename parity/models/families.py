@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from parity.engines.geometry import sequences_of
 from parity.errors import UsageError
 from parity.schemas import load_checked_yaml
 from parity.store import REPOSITORY
@@ -27,7 +28,7 @@ class KvClass(StrEnum):
     DELTANET_HYBRID = "deltanet_hybrid"
 
 
-class Component(StrEnum):
+class MemoryComponent(StrEnum):
     """One kind of memory that a session needs."""
 
     ATTENTION_CELLS = "attention_cells"
@@ -35,7 +36,7 @@ class Component(StrEnum):
     RECURRENT_SLOTS = "recurrent_slots"
 
 
-class Sharing(StrEnum):
+class PrefixSharing(StrEnum):
     """What a new session may take over from a resident prefix."""
 
     POSITIONAL = "positional"  # any number of leading cells
@@ -67,9 +68,9 @@ class Mark(StrEnum):
 # A new session can take over no more than its memory components allow.
 SHARING_OF_COMPONENTS = MappingProxyType(
     {
-        (Component.ATTENTION_CELLS,): Sharing.POSITIONAL,
-        (Component.ATTENTION_CELLS, Component.WINDOW_CELLS): Sharing.BOTH_CACHES,
-        (Component.ATTENTION_CELLS, Component.RECURRENT_SLOTS): Sharing.WHOLE_STATE,
+        (MemoryComponent.ATTENTION_CELLS,): PrefixSharing.POSITIONAL,
+        (MemoryComponent.ATTENTION_CELLS, MemoryComponent.WINDOW_CELLS): PrefixSharing.BOTH_CACHES,
+        (MemoryComponent.ATTENTION_CELLS, MemoryComponent.RECURRENT_SLOTS): PrefixSharing.WHOLE_STATE,
     }
 )
 
@@ -109,7 +110,7 @@ class ModelRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
+class ContextSize:
     """The llama.cpp context that a family's suites use unless a case says otherwise."""
 
     n_ctx: int
@@ -124,10 +125,10 @@ class Family:
     name: str
     architecture: str
     kv_class: KvClass
-    components: tuple[Component, ...]
-    sharing: Sharing
+    components: tuple[MemoryComponent, ...]
+    sharing: PrefixSharing
     rows: Mapping[str, ModelRow]
-    engine: EngineSettings
+    engine: ContextSize
     marks: tuple[Mark, ...]
     path: Path
 
@@ -139,17 +140,22 @@ class Family:
     @property
     def is_hybrid(self) -> bool:
         """Does a session keep a recurrent state?"""
-        return Component.RECURRENT_SLOTS in self.components
+        return MemoryComponent.RECURRENT_SLOTS in self.components
 
     @property
     def shares_whole_states(self) -> bool:
         """Is a prefix taken over only at exactly the donor's last token?"""
-        return self.sharing is Sharing.WHOLE_STATE
+        return self.sharing is PrefixSharing.WHOLE_STATE
 
     @property
     def needs_shadow(self) -> bool:
         """Is every token decoded under two ids? Then no window cell has a single owner and is re-used."""
-        return Component.WINDOW_CELLS in self.components
+        return MemoryComponent.WINDOW_CELLS in self.components
+
+    @property
+    def most_sequences(self) -> int:
+        """Sequences that the family's default context has ids for."""
+        return sequences_of(self.engine.n_seq_max, shadow=self.needs_shadow, recurrent=self.is_hybrid)
 
     def row(self, name: str) -> ModelRow:
         """The row ``name``; ``UsageError`` if the manifest has none."""
@@ -216,10 +222,10 @@ def _family(content: dict[str, Any], path: Path) -> Family:
         name=content["family"],
         architecture=content["architecture"],
         kv_class=KvClass(content["kv_class"]),
-        components=tuple(Component(name) for name in content["components"]),
-        sharing=Sharing(content["sharing"]),
+        components=tuple(MemoryComponent(name) for name in content["components"]),
+        sharing=PrefixSharing(content["sharing"]),
         rows=MappingProxyType(rows),
-        engine=EngineSettings(**content["engine"]),
+        engine=ContextSize(**content["engine"]),
         marks=tuple(Mark(name) for name in content["marks"]),
         path=path,
     )

@@ -18,6 +18,7 @@ from filelock import FileLock
 import parity.models.slice
 from parity.engines.chain import StageChain
 from parity.engines.chain_processes import ProcessChain
+from parity.engines.geometry import CELL_GRAIN, round_cells
 from parity.engines.numerics import ROW, NumericsProfile
 from parity.engines.stage import StageSettings
 from parity.errors import UsageError
@@ -32,7 +33,6 @@ from scheduler.limits import Layout, PoolLimits, Sharing
 
 KEPT_CHAINS = 4  # every stage has a context of its own: chains beyond this number are closed, oldest first
 STREAM_SEQUENCES = 20
-CELL_GRAIN = 256  # llama.cpp rounds a context up to this many cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ def stage_settings(
     for index, (stage, path, own) in enumerate(zip(legal.split.stages, files, limits, strict=True)):
         streams = own.layout is Layout.STREAMS
         cells = own.num_cells // own.num_sequences if streams else own.num_cells
-        cells = -(-max(cells + 2, least_cells) // CELL_GRAIN) * CELL_GRAIN
+        cells = round_cells(max(cells + 2, least_cells))
         settings.append(
             StageSettings(
                 path=str(path),
@@ -234,13 +234,11 @@ class StageChains:
         """
         legal = self.legal(file, case.split)
         limits = stage_limits(legal, whole, case.stage_cells)
-        shadow = family.needs_shadow and case.layout is not Layout.STREAMS
         if case.layout is Layout.STREAMS:
             num_sequences, least = max(STREAM_SEQUENCES, case.num_sequences), 2 * CELL_GRAIN
         else:
-            most = family.engine.n_seq_max // (2 if shadow else 1) - (1 if family.is_hybrid else 0)
             num_sequences, least = (
-                max(most, case.num_sequences),
+                max(family.most_sequences, case.num_sequences),
                 0 if self.tight_contexts else family.engine.n_ctx,
             )
         files = [stage_file(file, stage) for stage in legal.split.stages]

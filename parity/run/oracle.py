@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from parity.engines.geometry import ids_of, ids_per_sequence
 from parity.engines.llama import ContextSettings, LlamaContext, LlamaModel, build_facts
 from parity.engines.numerics import NumericsProfile
 from parity.engines.sampling import logits_digest, sample_token, top_margin
@@ -80,12 +81,12 @@ class Oracle:
         remember: bool = True,
     ) -> None:
         self._model, self._profile, self._shadow = model, profile, shadow
-        ids = 2 if shadow else 1
+        ids = ids_per_sequence(shadow)
         self._context = LlamaContext(
             model,
             ContextSettings(
                 n_ctx=n_ctx,
-                n_seq_max=2 * ids,
+                n_seq_max=ids_of(2, shadow=shadow, recurrent=False),  # the session, and rows that pad
                 n_batch=64,
                 n_ubatch=64 if not profile.pad_lone_rows else 63,
                 flash_attention=profile.flash_attention,

@@ -17,6 +17,7 @@ from parity.checkers.checker import Alone
 from parity.checkers.ends import ENGINE_FAULTS
 from parity.engines.chain_processes import RemoteEngine
 from parity.engines.exact import EngineAbort, ExactEngine, ExactModel, expected_tokens, hidden_stops
+from parity.engines.geometry import round_cells
 from parity.engines.llama import LlamaModel
 from parity.engines.numerics import ROW, NumericsProfile
 from parity.engines.pool import LlamaEngine, PoolContext, SamplingEngine
@@ -27,7 +28,7 @@ from parity.models import ModelFile, resolve_model
 from parity.models.facts import KV_VALUE_BYTES
 from parity.models.families import Family, load_family
 from parity.records import Case, Fault, FaultKind, Outcome, broken_outcome, crashed_outcome, outcome_to_data
-from parity.run.chains import StageChains
+from parity.run.chains import STREAM_SEQUENCES, StageChains
 from parity.run.drive import Driver
 from parity.run.faults import full_disk, inject_fault, needs_own_process
 from parity.run.judge import LogitsRecorder, OracleAnswers, judge
@@ -39,8 +40,6 @@ from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
 from scheduler.policy.base import Policy
 from scheduler.records import Request
-
-STREAM_SEQUENCES = 20
 
 
 def pool_limits(case: Case, family: Family, profile: NumericsProfile) -> PoolLimits:
@@ -94,8 +93,8 @@ class Runner:
                 max(512, case.pool_cells + 1),
             )
         else:
-            most = settings.n_seq_max // (2 if shadow else 1) - (1 if family.is_hybrid else 0)
-            num_sequences, num_cells = max(most, case.num_sequences), max(settings.n_ctx, case.pool_cells + 2)
+            num_sequences = max(family.most_sequences, case.num_sequences)
+            num_cells = max(settings.n_ctx, case.pool_cells + 2)
         pool = {
             "layout": case.layout,
             "num_sequences": num_sequences,
@@ -121,7 +120,7 @@ class Runner:
         none that are exact, row numerics.
         """
         longest = max(len(s.prompt) + s.max_tokens for s in case.sessions)
-        n_ctx = 1024 if 2 * longest < 1000 else -(-(2 * longest + 64) // 256) * 256
+        n_ctx = 1024 if 2 * longest < 1000 else round_cells(2 * longest + 64)
         key = (file.sha256, profile, case.kv_type, n_ctx)
         if key not in self._oracles:
             self._oracles[key] = Oracle(
@@ -276,7 +275,7 @@ def check_case(case: Case) -> None:
     check_settings(case)
     family = known_family(case.family)
     if case.layout is not Layout.STREAMS:
-        most = family.engine.n_seq_max // (2 if family.needs_shadow else 1) - (1 if family.is_hybrid else 0)
+        most = family.most_sequences
         if case.num_sequences > most:
             raise UsageError(
                 f"{case.num_sequences} sequences",

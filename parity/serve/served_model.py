@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from parity.engines.geometry import ids_per_sequence, spare_ids
 from parity.engines.llama import LlamaModel
 from parity.engines.numerics import NumericsProfile
 from parity.engines.pool import LlamaEngine, PoolContext
@@ -150,8 +151,9 @@ def sequence_count(settings: EngineSettings, family: Family, facts: ModelFacts) 
     An id costs nothing in attention families; in recurrent ones it costs a state, so they get few. Raises
     ``UsageError`` when a component of memory does not allow so many lanes, and names it.
     """
-    lanes, streams, empty = settings.max_num_seqs, settings.layout is Layout.STREAMS, int(family.is_hybrid)
-    per_session = 2 if family.needs_shadow and not streams else 1
+    lanes, streams = settings.max_num_seqs, settings.layout is Layout.STREAMS
+    empty = spare_ids(family.is_hybrid)
+    per_session = ids_per_sequence(family.needs_shadow and not streams)
     assumed = Assumptions(
         pool_cells=settings.pool_cells * (LLAMA_MAX_SEQ if streams else 1),
         floor_tokens=1,

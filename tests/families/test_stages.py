@@ -13,7 +13,7 @@ import pytest
 
 from parity.models import resolve_model
 from parity.models.facts import LayerKind, read_facts
-from parity.models.families import Component, Mark, load_family
+from parity.models.families import Mark, MemoryComponent, load_family
 from parity.models.splits import Split, check_split_legal, load_splits
 from parity.plugin import family_params
 from parity.processes import shared_worker
@@ -47,9 +47,9 @@ def test_manifest_row_is_complete(family: str) -> None:
     assert row.locked and file.sha256 == row.sha256
     assert (facts.architecture, facts.n_layer) == (known.architecture, row.n_layer)
     assert known.marks == tuple(Mark)
-    assert Component.ATTENTION_CELLS in known.components
-    assert (Component.WINDOW_CELLS in known.components) == (LayerKind.WINDOW in facts.layers)
-    assert (Component.RECURRENT_SLOTS in known.components) == states == known.is_hybrid
+    assert MemoryComponent.ATTENTION_CELLS in known.components
+    assert (MemoryComponent.WINDOW_CELLS in known.components) == (LayerKind.WINDOW in facts.layers)
+    assert (MemoryComponent.RECURRENT_SLOTS in known.components) == states == known.is_hybrid
     assert (
         known.row("real").n_layer
         == {split.n_layer for split in load_splits(family) if split.row == "real"}.pop()

@@ -12,11 +12,11 @@ import yaml
 from parity.cases.strategies import landmark
 from parity.errors import UsageError
 from parity.models.families import (
-    Component,
     KvClass,
     Mark,
+    MemoryComponent,
+    PrefixSharing,
     RowSource,
-    Sharing,
     family_names,
     load_families,
     load_family,
@@ -80,8 +80,8 @@ def test_manifest_row_is_complete(family) -> None:
         == {"llama": 16, "deepseek2": 27, "gemma2": 26, "falcon_h1": 24, "qwen3next": 48}[family.name]
     )
     assert set(family.marks) == set(Mark)
-    assert family.is_hybrid is (Component.RECURRENT_SLOTS in family.components)
-    assert family.is_hybrid is (family.sharing is Sharing.WHOLE_STATE)
+    assert family.is_hybrid is (MemoryComponent.RECURRENT_SLOTS in family.components)
+    assert family.is_hybrid is (family.sharing is PrefixSharing.WHOLE_STATE)
     assert family.needs_shadow is (family.name == "gemma2")
 
 

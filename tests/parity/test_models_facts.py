@@ -13,7 +13,7 @@ import pytest
 from parity.errors import UsageError
 from parity.models import resolve_model
 from parity.models.facts import LayerKind, read_facts
-from parity.models.families import Component, load_families
+from parity.models.families import MemoryComponent, load_families
 
 N_CELLS, N_SLOTS = 65536, 256
 MIB = 1 << 20
@@ -82,7 +82,7 @@ def test_facts_agree_with_the_manifest(family) -> None:
         assert facts.architecture == family.architecture
         assert facts.n_layer == family.row(row).n_layer == len(facts.layers)
         assert facts.is_hybrid is family.is_hybrid
-        assert (facts.window_tokens is not None) is (Component.WINDOW_CELLS in family.components)
+        assert (facts.window_tokens is not None) is (MemoryComponent.WINDOW_CELLS in family.components)
         assert facts.is_mla is (family.kv_class == "mla")
         assert not facts.has_k_quants and facts.tensor_types == {"F32"}
 
