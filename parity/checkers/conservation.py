@@ -12,6 +12,7 @@ from scheduler.cells import CellPool
 from scheduler.memory import Memory
 
 CONSERVATION = "conservation"
+KEPT = "a kept prefix"
 MOST_CELLS = 64  # that a finding lists one by one
 
 
@@ -25,50 +26,47 @@ class Breach:
     seq_ids: tuple[int, ...] = ()
 
 
-Owners = tuple[
-    Mapping[int, tuple[str, int]], ...
-]  # per stage: sequence id -> (who holds it, cells as a mask)
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Who held what at one moment: per stage each sequence's cells as a mask, and sessions' sequences."""
+
+    masks: tuple[Mapping[int, int], ...]
+    sessions: Mapping[str, tuple[int, ...]]
+
+    def holders(self, breach: Breach) -> Iterator[str]:
+        """Request ids, or ``a kept prefix``, of the sequences that have to do with a breach."""
+        wanted = sum(1 << cell for cell in breach.cells)
+        names = {seq_ids[breach.stage]: name for name, seq_ids in self.sessions.items()}
+        for seq_id, mask in sorted(self.masks[breach.stage].items()):
+            if mask & wanted or seq_id in breach.seq_ids:
+                yield names.get(seq_id, KEPT)
 
 
 def owners_of(memory: Memory) -> Owners:
-    """Who holds which cells now, by request id or ``a kept prefix``."""
-    names: list[dict[int, str]] = [{} for _ in memory.pools]
-    for request_id, residence in memory.residences.items():
-        for stage, seq_id in enumerate(residence.seq_ids):
-            names[stage][seq_id] = request_id
-    return tuple(
-        {seq_id: (held.get(seq_id, "a kept prefix"), owner.mask) for seq_id, owner in pool.owners.items()}
-        for held, pool in zip(names, memory.pools, strict=True)
-    )
+    """Who holds what now."""
+    masks = tuple({seq_id: owner.mask for seq_id, owner in pool.owners.items()} for pool in memory.pools)
+    return Owners(masks, {name: held.seq_ids for name, held in memory.residences.items()})
 
 
-def find_losses(memory: Memory, before: Owners, *, operation: str, step: int) -> list[Finding]:
+def find_losses(memory: Memory, before: Owners | None, *, operation: str, step: int) -> list[Finding]:
     """What ``operation`` of ``step`` lost or doubled; ``before`` says who held what until then."""
-    if not (breaches := list(breaches_of(memory))):
-        return []
-    now = owners_of(memory)
     findings = []
-    for breach in breaches:
-        mask = sum(1 << cell for cell in breach.cells)
-        holders = [
-            who
-            for owners in (now[breach.stage], before[breach.stage] if before else {})
-            for seq_id, (who, cells) in sorted(owners.items())
-            if cells & mask or seq_id in breach.seq_ids
-        ]
-        sessions = [name for name in dict.fromkeys(holders) if name.startswith("s")]
+    for breach in breaches_of(memory):
+        moments = [owners_of(memory), *([] if before is None else [before])]
+        holders = dict.fromkeys(name for moment in moments for name in moment.holders(breach))
+        sessions = [name for name in holders if name != KEPT]
         data = {"step": step, "operation": operation, "stage": breach.stage}
         data |= {"cells": list(breach.cells[:MOST_CELLS])} if breach.cells else {}
         data |= {"session": session_index(sessions[0])} if sessions else {}
         said = f"after {operation} of step {step}, stage {breach.stage}: {breach.text}"
         if holders:
-            said += f"; held by {', '.join(dict.fromkeys(map(_readable, holders)))}"
+            said += f"; held by {', '.join(map(_readable, holders))}"
         findings.append(Finding(CONSERVATION, said, data))
     return findings
 
 
 def _readable(holder: str) -> str:
-    return f"session {session_index(holder)}" if holder.startswith("s") else holder
+    return holder if holder == KEPT else f"session {session_index(holder)}"
 
 
 def check_conservation(memory: Memory) -> None:
@@ -91,11 +89,10 @@ def breaches_of(memory: Memory) -> Iterator[Breach]:
     entries = list(memory.prefix.entries.values())
     for stage, pool in enumerate(memory.pools):
         yield from _pool_breaches(stage, pool)
-        known = Counter(
-            held.seq_ids[stage] for holders in (memory.residences.values(), entries) for held in holders
-        )
-        live = Counter(pool.owners.keys())
-        if known != live:
+        ids = [held.seq_ids[stage] for held in memory.residences.values()]
+        ids += [entry.seq_ids[stage] for entry in entries]
+        if sorted(ids) != sorted(pool.owners):
+            known, live = Counter(ids), Counter(pool.owners.keys())
             strange, unknown, twice = known - live, live - known, [i for i in known if known[i] > 1]
             said = [
                 f"sequences {sorted(ids)} {what}"
@@ -107,19 +104,14 @@ def breaches_of(memory: Memory) -> Iterator[Breach]:
                 if ids
             ]
             yield Breach(stage, ", ".join(said), seq_ids=tuple(sorted({*strange, *unknown, *twice})))
-    users = Counter(_key_of(held.entry) for held in memory.residences.values() if held.entry is not None)
+    users = Counter([held.entry.seq_ids for held in memory.residences.values() if held.entry is not None])
     for entry in entries:
-        sharing = users.pop(_key_of(entry), 0)
+        sharing = users.pop(entry.seq_ids, 0)
         if entry.users != sharing:
             text = f"a prefix of {entry.count} tokens counts {entry.users} users, {sharing} sessions share it"
             yield Breach(0, text, seq_ids=entry.seq_ids[:1])
     if users:
         yield Breach(0, f"{sum(users.values())} sessions share prefixes that are not kept any more")
-
-
-def _key_of(entry: object) -> tuple:
-    """What tells kept prefixes apart: their sequences, which nobody else has."""
-    return entry.seq_ids
 
 
 def _pool_breaches(stage: int, pool: CellPool) -> Iterator[Breach]:
@@ -135,9 +127,9 @@ def _pool_breaches(stage: int, pool: CellPool) -> Iterator[Breach]:
         if mask:
             cells = cells_of(mask)
             yield Breach(stage, f"cells {ranges_of(cells)} {what}", cells)
-    ids = Counter([*pool.owners, *pool.retired_left, *pool.free_ids])
-    whole = Counter(range(pool.first_cell, pool.limits.num_sequences))
-    if ids != whole:
+    found = [*pool.owners, *pool.retired_left, *pool.free_ids]
+    if sorted(found) != list(range(pool.first_cell, pool.limits.num_sequences)):
+        ids, whole = Counter(found), Counter(range(pool.first_cell, pool.limits.num_sequences))
         lost, doubled = sorted(whole - ids), sorted(ids - whole)
         text = f"{ids.total()} ids for {whole.total()}: lost {lost}, too many {doubled}"
         yield Breach(stage, text, seq_ids=(*lost, *doubled))

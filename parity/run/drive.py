@@ -5,6 +5,7 @@ that happened. Engine-agnostic.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from parity.checkers.conservation import CONSERVATION, Owners, find_losses, owners_of
@@ -14,12 +15,41 @@ from parity.records import Case, Fault, FaultKind, Finding
 from scheduler.engine import Engine, EngineFailure
 from scheduler.loop import Flight, NoProgress, Scheduler
 from scheduler.records import Completion, IllegalTransition, IterationResult
+from scheduler.telemetry import StepRecord
 
 LIVENESS, LEGALITY = "liveness", "legality"
 MAX_REPEATS = 64  # times that the same rows may be computed with no new one in between
 MAX_IDLE = 1000  # steps in which nothing runs, while somebody is live and nobody comes any more
 MOST_TOLD = 6  # steps of a cycle that a finding spells out
 MAX_STEPS_PER_TOKEN = 200  # a case that needs more steps than this per token of work is stuck
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedStep:
+    """What became of a step in flight: its record, and the result or why the engine had none."""
+
+    record: StepRecord
+    result: IterationResult | None
+    failure: EngineFailure | None = None
+
+
+def complete_step(
+    scheduler: Scheduler,
+    engine: Engine,
+    flight: Flight,
+    now_ms: float,
+    *,
+    before_results: Callable[[], None] = lambda: None,
+) -> CompletedStep:
+    """Run what was begun, and tell the scheduler; ``before_results`` is called when the engine has returned
+    and nothing is applied yet. The only place where a step is driven from outside the scheduler.
+    """
+    try:
+        result = engine.execute(flight.plan, flight.batch, now_ms) if flight.plan.chunks else None
+    except EngineFailure as failure:
+        return CompletedStep(scheduler.fail(failure, now_ms), None, failure)
+    before_results()
+    return CompletedStep(scheduler.finish(result, now_ms if result is None else result.finished_ms), result)
 
 
 class RunEnds(Exception):
@@ -52,7 +82,7 @@ class Driver:
         self._inject = inject
         self._step = 0
         self._clock_offset_ms = 0.0
-        self._owners: Owners = ()
+        self._owners: Owners | None = None
         self._given_up: dict[int, Fault] = {}
         self._generation: dict[int, int] = {}
         self._offered: dict[int, None] = {}
@@ -156,22 +186,21 @@ class Driver:
         now_ms = self.now_ms
         flight = self.scheduler.begin(now_ms)
         self._check_memory("admitting and placing")
-        try:
-            result = self.engine.execute(flight.plan, flight.batch, now_ms) if flight.plan.chunks else None
-        except EngineFailure as failure:
-            self.run.failures.append(str(failure))
-            self.run.trace.append(TraceStep(self._step, flight, None))
-            self.run.records.append(self.scheduler.fail(failure, now_ms))
+
+        def in_flight() -> None:
+            for fault in faults:
+                if fault.in_flight:
+                    self._fire(fault)
+
+        done = complete_step(self.scheduler, self.engine, flight, now_ms, before_results=in_flight)
+        self.run.records.append(done.record)
+        self._observe(flight, done.result)
+        if done.failure is not None:
+            self.run.failures.append(str(done.failure))
             self._check_memory("clearing up after the engine failed")
-            return
-        for fault in faults:
-            if fault.in_flight:
-                self._fire(fault)
-        finished_ms = now_ms if result is None else result.finished_ms
-        self.run.records.append(self.scheduler.finish(result, finished_ms))
-        self._observe(flight, result)
-        self._check_memory("applying the results")
-        self._check_progress(flight, result)
+        else:
+            self._check_memory("applying the results")
+            self._check_progress(flight, done.result)
 
     def _check_progress(self, flight: Flight, result: IterationResult | None) -> None:
         """End a run in which work is done and undone: the same rows again and again, and never a new one."""

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from parity.checkers.conservation import check_conservation
+from parity.run.drive import complete_step
 from parity.run.under_test import EngineFactory, Exhaustible, SchedulerFactory, SoloAnswer, solo_by
-from scheduler.engine import EngineFailure
 from scheduler.limits import Layout, PoolLimits, Sharing, StepLimits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
@@ -149,15 +149,8 @@ class _ServingMachine(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         flight, self.flight = self.flight, None
-        try:
-            result = (
-                self.engine.execute(flight.plan, flight.batch, self.now_ms) if flight.plan.chunks else None
-            )
-        except EngineFailure as failure:
-            self.failures += 1
-            self.scheduler.fail(failure, self.now_ms)
-        else:
-            self.scheduler.finish(result, self.now_ms)
+        done = complete_step(self.scheduler, self.engine, flight, self.now_ms)
+        self.failures += done.failure is not None
         self.now_ms += 1.0
         self._collect()
 
