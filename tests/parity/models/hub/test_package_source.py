@@ -18,7 +18,7 @@ from parity.models import package_source
 from parity.models.families import ModelRow, RowSource
 from parity.models.package_source import install_package, package_folder, resolve_package_file
 from parity.models.unavailable import Unavailable
-from tests.parity.hub.desk import weights
+from tests.parity.models.hub.desk import weights
 
 NAME, MODULE, VERSION = "tiny-weights-for-tests", "tiny_weights_for_tests", "1.2.3"
 FILE = f"{MODULE}/tiny.gguf"

@@ -14,7 +14,7 @@ from parity.models.hub import Fetched, fetch_file
 from parity.models.hub_file import HubFile, HubSettings
 from parity.models.transfer import RetryPolicy
 from parity.models.unavailable import Unavailable
-from tests.parity.hub.server import HubServer
+from tests.parity.models.hub.server import HubServer
 
 REPO, FILE = "maker/tiny-gguf", "tiny-q8_0.gguf"
 FIRST, SECOND = "1" * 40, "2" * 40

@@ -12,7 +12,7 @@ from parity.cli import main
 from parity.errors import ExitCode
 from parity.models.catalogue import find_row_file
 from parity.models.families import load_family, manifests_dir
-from tests.parity.hub.desk import FILE, FIRST, REPO, SECOND, Desk, weights
+from tests.parity.models.hub.desk import FILE, FIRST, REPO, SECOND, Desk, weights
 
 LLAMA = (manifests_dir() / "llama.yaml").read_text()
 

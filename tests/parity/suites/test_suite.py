@@ -16,7 +16,7 @@ from parity.models.splits import Split
 from parity.records import Case, Outcome, Tier, Verdict
 from parity.suites.suite import SHRINK_RUNS, SuiteResult, pinned_splits, run_split_suite, run_suite
 from scheduler.limits import Layout
-from tests.parity.gate_results import DIVERGENCE
+from tests.parity.gate.gate_results import DIVERGENCE
 
 MARKS = ("mixed_step", "shared")
 ALL_MARKS = [mark.value for mark in load_family("llama").marks]

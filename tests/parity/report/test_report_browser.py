@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.gate_results import FAILED, UNKNOWN
-from tests.parity.test_report import page
+from tests.parity.gate.gate_results import FAILED, UNKNOWN
+from tests.parity.report.test_report import page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run",

@@ -15,7 +15,7 @@ from parity.run.runner import replay
 from parity.suites.policies import busy_case
 from scheduler.policy.cost import ExclusiveCost
 from scheduler.records import FinishReason, ServiceLevel
-from tests.parity.test_ledger import served
+from tests.parity.checkers.test_ledgers import served
 
 # -----------------------------------------------------------------------------------------------------------
 

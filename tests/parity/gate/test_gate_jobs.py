@@ -24,7 +24,7 @@ from parity.store import REPOSITORY
 from parity.suites.policies import Check
 from parity.suites.suite import SuiteResult, pinned_splits
 from scheduler.limits import Layout
-from tests.parity.gate_results import DIVERGENCE
+from tests.parity.gate.gate_results import DIVERGENCE
 
 JOB = GateJob(
     kind=CheckKind.SUITE,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
 PROGRAMS = Path(sys.executable).parent
 WORKFLOWS = sorted((REPOSITORY / ".github/workflows").glob("*.yml"))
 ACTIONS = sorted((REPOSITORY / ".github/actions").glob("*/action.yml"))

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from parity.errors import ExitCode
-from tests.parity.hub.desk import FIRST, REPO, Desk, leftovers, pinned
-from tests.parity.hub.server import Fault
-from tests.parity.hub.test_hub_lock import manifest
+from tests.parity.models.hub.desk import FIRST, REPO, Desk, leftovers, pinned
+from tests.parity.models.hub.server import Fault
+from tests.parity.models.hub.test_hub_lock import manifest
 
 PARITY = [sys.executable, "-c", "from parity.cli import main; main()"]
 

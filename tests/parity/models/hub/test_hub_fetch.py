@@ -13,8 +13,8 @@ from huggingface_hub import hf_hub_download
 from parity.errors import ExitCode, UsageError
 from parity.models.hub import fetch_file, place_of
 from parity.models.hub_file import HubSettings
-from tests.parity.hub.desk import FILE, FIRST, REPO, SECOND, Desk, leftovers, pinned, refused, weights
-from tests.parity.hub.server import Fault
+from tests.parity.models.hub.desk import FILE, FIRST, REPO, SECOND, Desk, leftovers, pinned, refused, weights
+from tests.parity.models.hub.server import Fault
 
 
 def test_fetch_brings_the_pinned_bytes_and_reports_progress(desk: Desk, body: bytes):

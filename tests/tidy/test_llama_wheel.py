@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-CI = Path(__file__).resolve().parent.parent / ".ci"
+CI = Path(__file__).resolve().parent.parent.parent / ".ci"
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # Compilers are found, not named; a make that runs the tests is not the make under test.
 HIDDEN = ("CC", "CXX", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
 SETUP = REPOSITORY / ".ci/setup.py"

@@ -17,7 +17,7 @@ from parity.commands.check import command as check
 from parity.commands.check_endpoint import command as check_endpoint
 from parity.endpoint.check import make_prompts
 from parity.errors import ExitCode
-from tests.parity.serve.test_endpoint_check import forget_seed, swap_neighbours
+from tests.parity.endpoint.test_endpoint_check import forget_seed, swap_neighbours
 
 SMALL = ("--prompts", "6", "--max-tokens", "6", "--rounds", "1", "--concurrency", "6", "--disconnects", "0")
 NIGHTLY_S, NIGHTLY_CLIENTS = 60, 64  # what issue 8 asks for

@@ -10,8 +10,8 @@ from huggingface_hub.utils import httpx
 from huggingface_hub.utils._http import default_client_factory
 
 from parity.models.hub_file import HubSettings
-from tests.parity.hub.desk import FILE, FIRST, REPO, Desk, weights
-from tests.parity.hub.server import HubServer, Repository
+from tests.parity.models.hub.desk import FILE, FIRST, REPO, Desk, weights
+from tests.parity.models.hub.server import HubServer, Repository
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from parity.errors import ExitCode
 from parity.models.hub_file import HubSettings
 from parity.models.transfer import RetryPolicy, asked_wait_s
-from tests.parity.hub.desk import FILE, FIRST, REPO, Desk, leftovers, pinned, refused, weights
-from tests.parity.hub.server import Fault, HubServer, Repository
+from tests.parity.models.hub.desk import FILE, FIRST, REPO, Desk, leftovers, pinned, refused, weights
+from tests.parity.models.hub.server import Fault, HubServer, Repository
 
 
 @given(cuts=st.lists(st.integers(1, 200_000), min_size=1, max_size=4), seed=st.integers(0, 2**32))

@@ -137,7 +137,7 @@ def name(value: object) -> str:
 @pytest.fixture(scope="module")
 def sources() -> list[Source]:
     found = load_sources()
-    assert {"scheduler/__init__.py", "parity/cli.py", "tests/test_tidy.py"} <= {
+    assert {"scheduler/__init__.py", "parity/cli.py", "tests/tidy/test_tidy.py"} <= {
         source.path for source in found
     }
     return found

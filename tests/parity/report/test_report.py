@@ -20,7 +20,7 @@ from parity.report.html import result_to_html
 from parity.report.junit import result_to_junit
 from parity.report.markdown import result_to_markdown
 from parity.report.timeline import placements, timeline_picture
-from tests.parity.gate_results import FAILED, NOISE, UNKNOWN, gate_result
+from tests.parity.gate.gate_results import FAILED, NOISE, UNKNOWN, gate_result
 
 REPLAY = "parity replay reports/failures/llama-streams-1234.json"
 HISTORY = History(
