@@ -119,7 +119,7 @@ def gemma2(f: Forward, layer: Layer, index: int, x: np.ndarray) -> np.ndarray:
         layer,
         rms_norm(f, x, layer.values("attn_norm")),
         neighbours=False,
-        scale=gemma2_scale(m),
+        query_scale=gemma2_scale(m),
         window=gemma2_window(m, index),
         cap=m.get("attn_logit_softcapping", 50.0),
     )

@@ -213,16 +213,28 @@ def row_kernel(f: Forward, scores: np.ndarray, value: np.ndarray, seen: np.ndarr
         shrink, grow = np.exp(old - new), np.exp(score - new)
         # Only a new largest score scales what is there, and only then is it rounded for it.
         kept = np.where((score > old)[..., None], as_half(sums[:, rows] * shrink[..., None]), sums[:, rows])
-        sums[:, rows] = as_half(kept + grow[..., None] * value[:, cell, None])
+        added = kept + grow[..., None] * value[:, cell, None]
+        sums[:, rows] = as_half(added)
+        sums[:, cell] = f.arithmetic.half(added[:, 0])  # the last cell that the row ``cell`` sees
         total[:, rows] = f.settle(total[:, rows] * shrink + grow)
         top[:, rows] = new
     return f.settle(sums / total[..., None])
 
 
 def grouped_query_attention(
-    f: Forward, layer: Layer, h: np.ndarray, *, neighbours: bool, scale: float, **kind: float | None
+    f: Forward,
+    layer: Layer,
+    h: np.ndarray,
+    *,
+    neighbours: bool,
+    scale: float = 1.0,
+    query_scale: float = 1.0,
+    **kind: float | None,
 ) -> np.ndarray:
-    """Query, key, value; rotate; attend; output. [tokens, width] to [tokens, width]."""
+    """Query, key, value; rotate; attend; output. [tokens, width] to [tokens, width].
+
+    ``scale`` is put on the scores, ``query_scale`` on the queries: the same but for how queries are rounded.
+    """
     query, key, value = (
         heads(f.product(h, layer, name), count)
         for name, count in (
@@ -232,7 +244,7 @@ def grouped_query_attention(
         )
     )
     query, key = (rotate(f, x, neighbours=neighbours) for x in (query, key))
-    out = attend(f, query, key, value, scale=scale, **kind)
+    out = attend(f, query * query_scale, key, value, scale=scale, **kind)
     return f.product(out.reshape(f.n_tokens, -1), layer, "attn_output")
 
 
