@@ -140,11 +140,13 @@ def generated_path(family: Family, row: ModelRow) -> Path:
 
 def build_row(family: Family, row: ModelRow, target: Path) -> None:
     """Write a generated row's model to ``target`` (atomic), whatever its digest."""
-    from parity.models.tiny import BUILDERS
+    from parity.models.tiny import find_builder
 
-    if family.name not in BUILDERS:
+    builder = find_builder(family.name, row.variant)
+    if builder is None:
         raise UsageError(
-            f"family {family.name} has no model writer",
+            f"family {family.name} has no model writer"
+            + (f" for the variant {row.variant!r}" if row.variant else ""),
             where=str(family.path),
             why=f"row {row.name} says source: generated",
             todo="add one to parity/models/tiny",
@@ -152,7 +154,7 @@ def build_row(family: Family, row: ModelRow, target: Path) -> None:
     chosen = {
         key: getattr(row, key) for key in ("n_head", "n_head_kv", "ffn_dim") if getattr(row, key) is not None
     }
-    BUILDERS[family.name](ModelSize(width=row.width, n_layer=row.n_layer, **chosen)).save(target)
+    builder(ModelSize(width=row.width, n_layer=row.n_layer, **chosen)).save(target)
 
 
 def _generated_file(family: Family, row: ModelRow) -> Path:

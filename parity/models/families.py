@@ -79,7 +79,7 @@ class ModelRow:
     """One model of a family. Fields that its source doesn't have are None.
 
     ``generated``: ``width`` and, where they differ from the tiny models', ``n_head``, ``n_head_kv``,
-    ``ffn_dim``. ``hub``: ``repo``, ``file``, ``revision``. ``package``: ``package``, ``version``,
+    ``ffn_dim``; ``variant`` names a writer other than the family's tiny one. ``hub``: ``repo``, ``file``, ``revision``. ``package``: ``package``, ``version``,
     ``file`` (inside the package).
     """
 
@@ -100,6 +100,7 @@ class ModelRow:
     n_head: int | None = None
     n_head_kv: int | None = None
     ffn_dim: int | None = None
+    variant: str | None = None
 
     @property
     def locked(self) -> bool:

@@ -27,6 +27,7 @@ from parity.reference.weights import Weights
 SHAKEN_RUNS = 3
 SAMPLES_APART = 2.0  # engine and reference are one sample each of what rounding may do
 MAX_RESOLVED_TIES = 8
+MAX_EARLIER_TIES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,17 +200,25 @@ def _explaining_tie(
     choices: Choices,
     row: int,
 ) -> ExpertTie | None:
-    """The tie at or before ``row``, the first row beyond its bound, that brings the rows up to it nearest;
-    None if none brings ``row`` within half of how far it is off now."""
-    head = list(tokens[: row + 1])
-    best, best_error = None, rms(found[row] - expected.logits[row]) / 2
-    for tie in expected.ties:
-        if tie.position <= row:
+    """The tie that explains ``row``, the first row beyond its bound; None if none does.
+
+    Other experts show first in their own token's row, so its ties are tried first, then those of the tokens
+    before it, the nearest first. A tie explains if it brings ``row`` within half of how far it is off and no
+    row before it beyond its bound.
+    """
+    own = [tie for tie in expected.ties if tie.position == row]
+    before = [tie for tie in reversed(expected.ties) if tie.position < row]
+    for group in (own, before[:MAX_EARLIER_TIES]):
+        best, best_error = None, rms(found[row] - expected.logits[row]) / 2
+        for tie in group:
             tried = {**choices, (tie.layer, tie.position): tie.other}
-            error = rms(found[row] - run_reference(weights, head, Arithmetic(kernel), tried).logits[row])
-            if error < best_error:
-                best, best_error = tie, error
-    return best
+            logits = run_reference(weights, list(tokens[: row + 1]), Arithmetic(kernel), tried).logits
+            error = rms(found[: row + 1] - logits)
+            if error[row] < best_error and (error[:row] <= expected.bound[:row]).all():
+                best, best_error = tie, error[row]
+        if best is not None:
+            return best
+    return None
 
 
 def _compare_tokens(
