@@ -74,7 +74,7 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class TruthComparison:
     """An engine's logits beside the reference's. ``error`` and ``bound`` [tokens] as in ``Expectation``.
 
     ``resolved``: ties in which the reference had to take the other experts. ``wrong_tokens``: positions whose
@@ -164,7 +164,7 @@ def find_expert_ties(
 
 def compare_with_reference(
     weights: Weights, tokens: Sequence[int], found: np.ndarray, kernel: Kernel
-) -> Comparison:
+) -> TruthComparison:
     """``found``: an engine's logits of every position of ``tokens``, float32 [tokens, n_vocab]."""
     found = np.asarray(found, np.float64)
     choices: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -181,7 +181,7 @@ def compare_with_reference(
         choices[(tie.layer, tie.position)] = tie.other
         expected = expect_logits(weights, tokens, kernel, choices)
     wrong, ties = _compare_tokens(expected, found)
-    return Comparison(
+    return TruthComparison(
         error=rms(found - expected.logits),
         bound=expected.bound,
         resolved=tuple(resolved),
