@@ -79,8 +79,8 @@ class ModelRow:
     """One model of a family. Fields that its source doesn't have are None.
 
     ``generated``: ``width`` and, where they differ from the tiny models', ``n_head``, ``n_head_kv``,
-    ``ffn_dim``; ``variant`` names a writer other than the family's tiny one. ``hub``: ``repo``, ``file``, ``revision``. ``package``: ``package``, ``version``,
-    ``file`` (inside the package).
+    ``ffn_dim``; ``variant`` names a writer other than the family's tiny one. ``hub``: ``repo``, ``file``,
+    ``revision``. ``package``: ``package``, ``version``, ``file`` (inside the package).
     """
 
     name: str

@@ -1,8 +1,8 @@
 """How much is rounded: nothing (the truth), or what llama.cpp's CPU kernels round beyond float32.
 
-llama.cpp computes in float32, which is noise around the truth and is met by a bound. Some of its kernels round
-to far fewer bits on purpose; against the bare truth their bound would be so wide that faults hide in it. So
-these are done likewise here, on float64 values:
+llama.cpp computes in float32, which is noise around the truth and is met by a bound. Some of its kernels
+round to far fewer bits on purpose; against the bare truth their bound would be so wide that faults hide in
+it. So these are done likewise here, on float64 values:
 
 - *gelu* is a table over float16 (``ggml_vec_geglu_f32`` with ``GGML_GELU_FP16``), whatever the model's type;
 - the *activations* of a product with quantised weights are quantised to 8 bits in blocks
@@ -44,8 +44,8 @@ class Kernel(StrEnum):
 @dataclass(slots=True)
 class Arithmetic:
     """One way to compute. ``shake``: seed of a run in which every value is moved by one ulp (None: none is).
-    ``flips``: in each rounding to fewer bits, the value of each row that is nearest to going the other way goes
-    the other way."""
+    ``flips``: in each rounding to fewer bits, the value of each row that is nearest to going the other way
+    goes the other way."""
 
     kernel: Kernel = Kernel.EXACT
     shake: int | None = None
@@ -85,7 +85,7 @@ class Arithmetic:
         """The tanh form of gelu (Hendrycks and Gimpel, 2016)."""
         if not self.follows_ggml:
             return self.settle(tanh_gelu(x))
-        table = as_half(tanh_gelu(self.half(x)))
+        table = as_half(tanh_gelu(self.half(np.clip(x, -10, 10))))
         return self.settle(np.where(x <= -10, 0.0, np.where(x >= 10, x, table)))
 
     def cells(self, x: np.ndarray) -> np.ndarray:
@@ -120,7 +120,9 @@ class Arithmetic:
         scaled = (blocks * (np.float32(127) / safe)).astype(np.float64)
         whole = np.rint(scaled)
         if self.flips:
-            flat = _flip_nearest(*(x.reshape(rows.shape) for x in (scaled - whole, whole, np.ones_like(whole))))
+            flat = _flip_nearest(
+                *(x.reshape(rows.shape) for x in (scaled - whole, whole, np.ones_like(whole)))
+            )
             whole = flat.reshape(whole.shape)
         scale = safe / np.float32(127)
         scale = scale.astype(np.float16) if half_scale else scale

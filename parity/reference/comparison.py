@@ -3,9 +3,9 @@
 The bound is the model's own. The reference is run again a few times with every value of every operation moved
 by one float32 ulp (*shaken*), and, where a kernel rounds to fewer bits, once with the roundings that are
 nearest to going the other way gone the other way (*flipped*). How far that moves a row of logits, root mean
-square over the vocabulary, is that row's *reach*; a later row has at least the reach of the rows that it sees.
-An engine's row may be twice the reach away: the reference itself rounds where the kernel does, so it is one
-such sample, and the engine is another.
+square over the vocabulary, is that row's *reach*; a later row has at least the reach of the rows that it
+sees. An engine's row may be twice the reach away: the reference itself rounds where the kernel does, so it is
+one such sample, and the engine is another.
 
 A *tie* is a choice that rounding decides: two experts whose scores are nearer than their reach, two tokens
 whose logits are. Ties are found by that margin, before anything is compared. Where an engine is beyond its
@@ -114,7 +114,8 @@ def expect_logits(
     """The reference's logits of every position under a kernel's rounding, their bounds, and the ties."""
     choices = dict(choices or {})
     base = run_reference(weights, tokens, Arithmetic(kernel), choices)
-    # The moved runs keep to the base's experts: a bound that jumps with a tie would hide everything behind it.
+    # The moved runs keep to the base's experts: a bound that jumps with a tie would hide everything behind
+    # it.
     kept = {(r.layer, i): tuple(row) for r in base.routings for i, row in enumerate(r.chosen.tolist())}
     ways = [Arithmetic(kernel, shake=seed) for seed in range(SHAKEN_RUNS)]
     if rounds_to_fewer_bits(weights, kernel):
@@ -221,9 +222,7 @@ def _explaining_tie(
     return None
 
 
-def _compare_tokens(
-    expected: Expectation, found: np.ndarray
-) -> tuple[tuple[int, ...], tuple[TokenTie, ...]]:
+def _compare_tokens(expected: Expectation, found: np.ndarray) -> tuple[tuple[int, ...], tuple[TokenTie, ...]]:
     wrong, ties = [], []
     for position, (right, logits) in enumerate(zip(expected.logits, found, strict=True)):
         best, taken = int(right.argmax()), int(logits.argmax())

@@ -1,7 +1,7 @@
 """The five families, one function a layer, and the pass over all of them.
 
-Each function is the family's published model, held beside llama.cpp's graph of it (``src/models/<family>.cpp``
-at the locked release), from where the names of metadata and tensors come.
+Each function is the family's published model, held beside llama.cpp's graph of it
+(``src/models/<family>.cpp`` at the locked release), from where the names of metadata and tensors come.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def gemma2(f: Forward, layer: Layer, index: int, x: np.ndarray) -> np.ndarray:
 
 
 def gemma2_scale(weights: Weights) -> float:
-    """By the head's size, in the 27B model by the width that a head would have (``query_pre_attn_scalar``)."""
+    """By the head's size, in the 27B model by the width that a head would have
+    (``query_pre_attn_scalar``)."""
     if weights["block_count"] == GEMMA2_27B_LAYERS:
         return (weights["embedding_length"] // weights["attention.head_count"]) ** -0.5
     return head_values(weights) ** -0.5

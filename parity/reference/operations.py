@@ -21,7 +21,8 @@ YARN_FAST_TURNS, YARN_SLOW_TURNS = 32.0, 1.0  # beta of the paper; llama.cpp rea
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Who was chosen in one layer. ``scores`` [tokens, experts] decide; ``chosen`` [tokens, used] are sorted."""
+    """Who was chosen in one layer. ``scores`` [tokens, experts] decide; ``chosen`` [tokens, used] are
+    sorted."""
 
     layer: int
     scores: np.ndarray
@@ -258,9 +259,7 @@ def key_heads(weights: Weights) -> int:
 
 def head_values(weights: Weights) -> int:
     """Values of one key head."""
-    return weights.get(
-        "attention.key_length", weights["embedding_length"] // weights["attention.head_count"]
-    )
+    return weights.get("attention.key_length", weights["embedding_length"] // weights["attention.head_count"])
 
 
 # -- feed-forward
@@ -284,8 +283,8 @@ def feed_forward(
 def choose_experts(weights: Weights, scores: np.ndarray) -> np.ndarray:
     """The best experts by ``scores`` [tokens, experts], sorted: [tokens, used].
 
-    With groups only the best groups' experts stand, a group being as good as its two best experts (DeepSeek-V3
-    report, section 2.1.2). DeepSeek-V2 took a group's single best; llama.cpp takes two for both.
+    With groups only the best groups' experts stand, a group being as good as its two best experts
+    (DeepSeek-V3 report, section 2.1.2). DeepSeek-V2 took a group's single best; llama.cpp takes two for both.
     """
     n_group = weights.get("expert_group_count", 0)
     if n_group > 1:
@@ -358,8 +357,8 @@ def keep_state(state: np.ndarray, decay: np.ndarray, position: int) -> np.ndarra
 def mamba2(f: Forward, layer: Layer, h: np.ndarray) -> np.ndarray:
     """A Mamba-2 mixer (Dao and Gu 2024, section 7): [tokens, width] to [tokens, width].
 
-    Per head the state is [values, state size]: S = exp(dt A) S + dt x B^T, y = S C + D x. Then the gate, and a
-    norm over each group of channels where the model has one.
+    Per head the state is [values, state size]: S = exp(dt A) S + dt x B^T, y = S C + D x. Then the gate, and
+    a norm over each group of channels where the model has one.
     """
     m, n = f.weights, f.n_tokens
     inner, size = m["ssm.inner_size"], m["ssm.state_size"]

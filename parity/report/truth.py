@@ -44,12 +44,19 @@ def save_distance_plot(distances: Sequence[Distance], path: Path) -> None:
     width = 0.8 / len(ways)
     for place, way in enumerate(ways):
         found = {row.model: row for row in distances if row.way == way}
-        positions = [i + (place - (len(ways) - 1) / 2) * width for i, model in enumerate(models) if model in found]
+        positions = [
+            i + (place - (len(ways) - 1) / 2) * width for i, model in enumerate(models) if model in found
+        ]
         rows = [found[model] for model in models if model in found]
         axes.bar(positions, [row.rms for row in rows], width, label=way)
         axes.plot(positions, [row.worst_row_rms for row in rows], "k_", markersize=5)
     axes.set_yscale("log")
-    axes.set_xticks(range(len(models)), models, rotation=30 if len(models) > 5 else 0, ha="right" if len(models) > 5 else "center")
+    axes.set_xticks(
+        range(len(models)),
+        models,
+        rotation=30 if len(models) > 5 else 0,
+        ha="right" if len(models) > 5 else "center",
+    )
     axes.set_ylabel("rms from the truth / deviation of logits")
     axes.set_title("llama.cpp alone beside the float64 reference (dash: worst position)", fontsize=10)
     axes.legend(ncols=len(ways), fontsize=8)

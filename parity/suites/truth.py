@@ -1,8 +1,8 @@
 """How far llama.cpp is from the truth: its logits alone, in four ways of running it, beside the reference's.
 
-``plain`` (flash attention off, float32 cells) is held to a bound at every position: that is the claim that the
-model is computed rightly. ``streams`` and ``unified`` are held to theirs with the rounding of their kernels
-followed. ``stock`` mixes kernels by width and is only measured.
+``plain`` (flash attention off, float32 cells) is held to a bound at every position: that is the claim that
+the model is computed rightly. ``streams`` and ``unified`` are held to theirs with the rounding of their
+kernels followed. ``stock`` mixes kernels by width and is only measured.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ WAYS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
     """One model, run one way. ``rms`` and ``worst_row_rms``: distance of its logits from the truth, over all
-    positions and at the worst one, as a part of the truth's deviation. ``same_bits``: other chunks gave the same
-    bits. ``worst_of_bound``: the largest distance as a part of its bound, None where there is no bound.
+    positions and at the worst one, as a part of the truth's deviation. ``same_bits``: other chunks gave the
+    same bits. ``worst_of_bound``: the largest distance as a part of its bound, None where there is no bound.
     """
 
     model: str
@@ -152,7 +152,8 @@ def describe_beyond(compared: TruthComparison) -> list[str]:
 def answers_alone(
     model: str, way: Way, prompts: Sequence[Sequence[int]], *, chunk_rows: int, path: Path | None = None
 ) -> list[np.ndarray]:
-    """llama.cpp's logits of every position, each prompt alone, in a worker process: float32 [tokens, n_vocab].
+    """llama.cpp's logits of every position, each prompt alone, in a worker process: float32 [tokens,
+    n_vocab].
 
     ``path``: a file to load instead of the model's own.
     """

@@ -1,7 +1,7 @@
 """Small models that switch on what the five tiny ones lack, two a family: rows of the manifests.
 
-Each is as plain as its family's tiny model but for the traits in its docstring. Weights are scaled so that each
-trait shows in the logits: ``tests/parity/reference`` turns them off one by one.
+Each is as plain as its family's tiny model but for the traits in its docstring. Weights are scaled so that
+each trait shows in the logits: ``tests/parity/reference`` turns them off one by one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from dataclasses import replace
 from gguf import ExpertGatingFuncType, RopeScalingType
 
 from parity.models.builder import ModelBuilder, ModelSize
-from parity.models.tiny.attention import add_attention, add_attention_metadata, add_feed_forward
+from parity.models.tiny.attention import SHARP, add_attention, add_attention_metadata, add_feed_forward
 
-# An original context of 32 tokens is passed by every longer prompt, so that scaling is at work in small tests.
+# An original context of 32 tokens is passed by every longer prompt, so that scaling is at work in small
+# tests.
 SHORT_CONTEXT = 32
 N_EXPERT, N_EXPERT_USED = 16, 4
 MILD = 1.5  # router gain: the chosen experts weigh about the same
@@ -63,8 +64,8 @@ def llama_experts(size: ModelSize) -> ModelBuilder:
 
 
 def deepseek2_v3(size: ModelSize) -> ModelBuilder:
-    """DeepSeek-V3's: compressed queries, YaRN with ``mscale``, sigmoid gating with a selection bias, groups of
-    experts, two shared experts, normalised weights and their scale."""
+    """DeepSeek-V3's: compressed queries, YaRN with ``mscale``, sigmoid gating with a selection bias, groups
+    of experts, two shared experts, normalised weights and their scale."""
     model = _deepseek2(size, seed=103, log_multiplier=0.1, n_shared=2)
     model.writer.add_expert_group_count(4)
     model.writer.add_expert_group_used_count(2)
@@ -78,8 +79,8 @@ def deepseek2_v3(size: ModelSize) -> ModelBuilder:
 
 
 def deepseek2_v2(size: ModelSize) -> ModelBuilder:
-    """DeepSeek-V2's: compressed queries, YaRN with another ``mscale``, softmax gating whose weights are scaled
-    and not normalised, three shared experts; tied embeddings."""
+    """DeepSeek-V2's: compressed queries, YaRN with another ``mscale``, softmax gating whose weights are
+    scaled and not normalised, three shared experts; tied embeddings."""
     model = _deepseek2(size, seed=104, log_multiplier=0.0707, n_shared=3)
     model.writer.add_expert_weights_scale(4.0)
     model.writer.add_expert_weights_norm(False)
@@ -102,7 +103,7 @@ def gemma2_capped(size: ModelSize) -> ModelBuilder:
     model.writer.add_rope_scaling_type(RopeScalingType.LINEAR)
     model.writer.add_rope_scaling_factor(2.0)
     for layer in range(size.n_layer):
-        _add_gemma2_layer(model, f"blk.{layer}.", norm_mean=1.0)
+        _add_gemma2_layer(model, f"blk.{layer}.", norm_mean=1.0, sharpness=SHARP)
     model.embeddings(gain=4.0 / size.width, output_gain=None, norm_mean=0.75 * math.sqrt(size.width))
     return model
 
@@ -117,7 +118,8 @@ def gemma2_deep(size: ModelSize) -> ModelBuilder:
     model.writer.add_final_logit_softcapping(30.0)
     model.writer.add_sliding_window(16)
     for layer in range(size.n_layer):
-        _add_gemma2_layer(model, f"blk.{layer}.", norm_mean=0.3)
+        # Mild: sharp attention in 46 layers would grow rounding to the size of the logits.
+        _add_gemma2_layer(model, f"blk.{layer}.", norm_mean=0.3, sharpness=1.0)
     model.embeddings(gain=4.0 / size.width, output_gain=None, norm_mean=0.75 * math.sqrt(size.width))
     return model
 
@@ -141,7 +143,8 @@ def falcon_h1_groups(size: ModelSize) -> ModelBuilder:
 
 
 def falcon_h1_bare(size: ModelSize) -> ModelBuilder:
-    """No mamba norm, states that fade fast, four groups, biases in attention and feed-forward, heads of 64."""
+    """No mamba norm, states that fade fast, four groups, biases in attention and feed-forward, heads of
+    64."""
     model = _falcon_h1(
         replace(size, n_head=4, n_head_kv=2, head_values=64),
         seed=108,
@@ -158,8 +161,8 @@ def falcon_h1_bare(size: ModelSize) -> ModelBuilder:
 
 
 def qwen3next_partial(size: ModelSize) -> ModelBuilder:
-    """A quarter of each head turns, 16 experts of which 4 are used, states that fade fast, four value heads to
-    a key head, attention in every other layer, heads of 32."""
+    """A quarter of each head turns, 16 experts of which 4 are used, states that fade fast, four value heads
+    to a key head, attention in every other layer, heads of 32."""
     return _qwen3next(
         replace(size, head_values=32),
         seed=109,
@@ -172,8 +175,8 @@ def qwen3next_partial(size: ModelSize) -> ModelBuilder:
 
 
 def qwen3next_slow(size: ModelSize) -> ModelBuilder:
-    """States that fade slowly, as many key as value heads, own ``freq_base``, linear rope scaling, heads of 64
-    of which half turns; tied embeddings."""
+    """States that fade slowly, as many key as value heads, own ``freq_base``, linear rope scaling, heads of
+    64 of which half turns; tied embeddings."""
     model = _qwen3next(
         replace(size, head_values=64),
         seed=110,
@@ -273,9 +276,7 @@ def _deepseek2(size: ModelSize, *, seed: int, log_multiplier: float, n_shared: i
         model.ones(prefix + "attn_norm.weight", size.width)
         model.bell(prefix + "attn_q_a.weight", query_dim, size.width)
         model.ones(prefix + "attn_q_a_norm.weight", query_dim)
-        model.bell(
-            prefix + "attn_q_b.weight", size.n_head * (plain_dim + rope_dim), query_dim, gain=2.0
-        )
+        model.bell(prefix + "attn_q_b.weight", size.n_head * (plain_dim + rope_dim), query_dim, gain=2.0)
         model.bell(prefix + "attn_kv_a_mqa.weight", latent_dim + rope_dim, size.width, gain=2.0)
         model.ones(prefix + "attn_kv_a_norm.weight", latent_dim)
         model.bell(prefix + "attn_k_b.weight", size.n_head, latent_dim, plain_dim)
@@ -290,10 +291,10 @@ def _deepseek2(size: ModelSize, *, seed: int, log_multiplier: float, n_shared: i
     return model
 
 
-def _add_gemma2_layer(model: ModelBuilder, prefix: str, *, norm_mean: float) -> None:
+def _add_gemma2_layer(model: ModelBuilder, prefix: str, *, norm_mean: float, sharpness: float) -> None:
     size = model.size
     model.ones(prefix + "attn_norm.weight", size.width)
-    add_attention(model, prefix)
+    add_attention(model, prefix, query_gain=sharpness, key_gain=sharpness)
     model.ones(prefix + "post_attention_norm.weight", size.width, mean=norm_mean)
     model.ones(prefix + "ffn_norm.weight", size.width)
     add_feed_forward(model, prefix)
