@@ -136,7 +136,8 @@ class LlamaModel:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
     """One llama.cpp context. ``n_ctx`` counts cells of the whole cache;
-    ``n_seq_max`` physical sequence ids.
+    ``n_seq_max`` physical sequence ids. With ``flash_attention`` cells of ``kv_type`` f32 are cast to f16
+    before they are used.
     """
 
     n_ctx: int
