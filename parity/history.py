@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from parity.records import Case, Fault
+import numpy as np
+
+from parity.records import Case, Fault, Finding
 from scheduler.loop import Flight
 from scheduler.records import Completion, IterationResult, Refusal
 from scheduler.telemetry import StepRecord
@@ -21,9 +24,24 @@ class TraceStep:
     result: IterationResult | None
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one session gave: token ids and per token a digest of the logits that it was chosen from."""
+
+    tokens: Sequence[int]
+    digests: Sequence[str]
+
+
 @dataclass(slots=True)
 class Run:
-    """The history of one case. ``emitted_at[i]`` lists the scheduler step of every token of session i."""
+    """The history of one case.
+
+    ``emitted_at[i]`` lists the scheduler step of every token of session i. ``findings`` are what the driver
+    saw go wrong while it ran: no progress, illegal transitions, lost cells, ends. ``answers`` are what the
+    sessions gave, ``logits`` their rows, float32 [n_vocab] for each generated token, where the engine shows
+    them; ``leftovers`` the sequences that still hold cells after the case, ``lost`` which stage of a chain
+    ended, and how.
+    """
 
     case: Case
     completions: dict[int, Completion] = field(default_factory=dict)
@@ -31,9 +49,26 @@ class Run:
     records: list[StepRecord] = field(default_factory=list)
     trace: list[TraceStep] = field(default_factory=list)
     emitted_at: dict[int, list[int]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     fired: list[Fault] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # what the engine said when a step failed
+    answers: Mapping[int, Answer] = field(default_factory=dict)
+    logits: Mapping[int, Sequence[np.ndarray]] = field(default_factory=dict)
+    leftovers: str = ""
+    lost: str = ""
+
+    @property
+    def problems(self) -> list[str]:
+        """What the driver saw go wrong, one sentence each."""
+        return [str(finding) for finding in self.findings]
+
+    @property
+    def signature(self) -> list[tuple]:
+        """What must be the same when the case runs again: ends, tokens, logits."""
+        return [
+            (index, end.reason, tuple(end.tokens), tuple(self.answers[index].digests))
+            for index, end in sorted(self.completions.items())
+        ]
 
 
 def session_index(request_id: str) -> int:

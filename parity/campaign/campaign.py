@@ -179,12 +179,7 @@ def first_complaint(outcome: Outcome) -> str:
     """One line: the first thing that was wrong."""
     if outcome.crashed:
         return f"crash: {outcome.reason}"
-    if outcome.problems:
-        return outcome.problems[0]
-    if outcome.divergences:
-        first = outcome.divergences[0]
-        return f"session {first.session} differs from its token {first.step} on"
-    return outcome.reason
+    return str(outcome.findings[0]) if outcome.findings else outcome.reason
 
 
 # -- Runs a campaign's batches on an executor, keeps count, and keeps what failed.

@@ -11,8 +11,10 @@ from enum import Enum
 
 from parity.campaign.rerun import Rerun
 from parity.cases.shrink import fault_signature, first_divergence, moved_by_rounding, without_sessions
+from parity.checkers.ends import REPRODUCIBILITY
+from parity.checkers.noise import NOISE
 from parity.models.families import load_family
-from parity.records import Case, Divergence, FaultKind, Outcome, Verdict
+from parity.records import BITS, BYTES, Case, Divergence, FaultKind, Outcome, Verdict
 
 
 class Cause(Enum):
@@ -50,13 +52,14 @@ def diagnose(case: Case, run: Rerun) -> Diagnosis | None:
     if outcome.crashed:
         return Diagnosis(cause=Cause.ENGINE_CRASH, evidence=(outcome.reason, *_last_lines(outcome.stderr)))
     again = run(case)
-    unstable = any(problem.startswith("not reproducible") for problem in outcome.problems)
+    unstable = any(finding.checker == REPRODUCIBILITY for finding in outcome.findings)
     if unstable or _facts(again) != _facts(outcome):
         return Diagnosis(
             cause=Cause.NOT_REPRODUCIBLE, evidence=(*outcome.problems, "two runs of the case differ")
         )
-    if outcome.problems or not outcome.divergences:
-        return Diagnosis(cause=Cause.SCHEDULING_FAULT, evidence=outcome.problems or (outcome.reason,))
+    laws = tuple(str(f) for f in outcome.findings if f.checker not in (BITS, BYTES, NOISE))
+    if laws or not outcome.divergences:
+        return Diagnosis(cause=Cause.SCHEDULING_FAULT, evidence=laws or (outcome.reason,))
     return _diagnose_divergence(case, first_divergence(outcome), run)
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from parity.records import Case, Divergence, Outcome, Verdict
+from parity.checkers.noise import NOISE
+from parity.records import BITS, BYTES, Case, Divergence, Outcome, Verdict
 from scheduler.records import SamplingParams
 
 # -- What kind of failure an outcome is: equal signatures are taken for the same fault.
@@ -32,8 +33,8 @@ def fault_signature(outcome: Outcome) -> tuple[str, ...]:
         return ()
     if outcome.crashed:
         return ("crash", _shape(outcome.reason))
-    if outcome.problems:
-        return ("problem", _shape(outcome.problems[0].partition(":")[0]))
+    if broken := [finding for finding in outcome.findings if finding.checker not in (BITS, BYTES, NOISE)]:
+        return ("problem", broken[0].checker)
     if outcome.divergences:
         case, first = outcome.case, first_divergence(outcome)
         kind = "rounding" if moved_by_rounding(first) else "content"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from scheduler.cells import CellPool
 from scheduler.memory import Memory
 
+CONSERVATION = "conservation"
+
 
 def check_conservation(memory: Memory) -> None:
     """Raises AssertionError when a cell or an id is lost, doubled or owned by nobody that is known."""

@@ -8,10 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import parity.checkers.ends as ends_module
+import parity.checkers.identity as identity_module
+import parity.checkers.noise as noise_module
 import parity.run.drive as drive_module
 import parity.run.judge as judge_module
 import parity.run.runner as exact_runner
 import scheduler.loop as loop_module
+from parity.checkers.ends import EndsChecker, ReproducibilityChecker
 from parity.checkers.identity import Comparison
 from parity.engines.exact_memory import ExactPool
 from parity.history import Run
@@ -19,8 +23,7 @@ from parity.mutants import cases, find_mutant
 from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial
 from parity.mutants.seam import method_plant
 from parity.mutants.trials import complaints_of, run_real_case
-from parity.records import Case, Outcome, Verdict
-from parity.run.drive import Driver
+from parity.records import BITS, BYTES, Case, Finding, Verdict
 
 
 def must_see(inner: str, killer: Killer, case: Case, *, place: Place = Place.EXACT) -> Trial:
@@ -152,12 +155,14 @@ def _best_verdict(original: Any, reach: Reach) -> Any:
 
 
 def _problems_pass(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    def judge_exact(case: Case, run: Run, problems: list[str]) -> Outcome:
-        if problems:
+    def check_all(*arguments: Any) -> tuple[Finding, ...]:
+        found = original(*arguments)
+        kept = tuple(finding for finding in found if finding.checker in (BITS, BYTES))
+        if kept != found:
             reach()
-        return original(case, run, [])
+        return kept
 
-    return judge_exact
+    return check_all
 
 
 def _checker(name: str, fault: str, plant: Any, *trials: Trial) -> Mutant:
@@ -173,43 +178,43 @@ MUTANTS = (
     _checker(
         "checker_compares_the_first_token_only",
         "Only the first generated token is compared.",
-        method_plant(exact_runner, "compare_run", _first_token_only),
+        method_plant(identity_module, "compare_run", _first_token_only),
         REPLAY,
     ),
     _checker(
         "checker_ignores_length",
         "An answer that is too short or too long counts as equal.",
-        method_plant(exact_runner, "compare_run", _length_ignored),
+        method_plant(identity_module, "compare_run", _length_ignored),
         must_see("one_token_short", Killer.BYTES, cases.mixed("llama")),
     ),
     _checker(
         "checker_looks_at_one_session",
         "Only the first session of a case is compared.",
-        method_plant(exact_runner, "compare_run", _first_session_only),
+        method_plant(identity_module, "compare_run", _first_session_only),
         POSITION,
     ),
     _checker(
         "oracle_shares_state_with_the_run",
         "The reference is what the run itself gave.",
-        method_plant(exact_runner, "compare_run", _expected_from_the_run),
+        method_plant(identity_module, "compare_run", _expected_from_the_run),
         POSITION,
     ),
     _checker(
         "oracle_shares_state_with_the_real_run",
         "The reference is what the run on llama.cpp itself gave.",
-        method_plant(judge_module, "compare_run", _expected_from_the_run),
+        method_plant(identity_module, "compare_run", _expected_from_the_run),
         must_see("position_off_by_one", Killer.BITS, cases.mixed("llama"), place=Place.REAL),
     ),
     _checker(
         "checker_of_ends_blind",
         "Tokens after a cancel and unexplained failures are not looked for.",
-        method_plant(exact_runner, "check_ends", nothing_found),
+        method_plant(EndsChecker, "check", nothing_found),
         must_see("token_after_cancel", Killer.ENDS, cases.cancelled("llama")),
     ),
     _checker(
         "partition_unchecked",
         "Nobody counts whether every session has one end.",
-        method_plant(Driver, "_check_partition", nothing_found),
+        method_plant(ends_module, "_partition", nothing_found),
         must_see("cancelled_session_never_reported", Killer.ENDS, cases.cancelled("llama")),
     ),
     _checker(
@@ -233,7 +238,7 @@ MUTANTS = (
     _checker(
         "second_run_not_compared",
         "A case runs twice but the two are not compared.",
-        method_plant(exact_runner, "_signature", nothing_found),
+        method_plant(ReproducibilityChecker, "check", nothing_found),
         must_see("second_run_differs", Killer.REPRODUCIBILITY, cases.mixed("llama")),
     ),
     _checker(
@@ -245,19 +250,19 @@ MUTANTS = (
     _checker(
         "problems_do_not_count",
         "A case with problems but without a divergence passes.",
-        method_plant(exact_runner, "judge_exact", _problems_pass),
+        method_plant(judge_module, "check_all", _problems_pass),
         must_see("session_ends_twice", Killer.ENDS, cases.mixed("llama")),
     ),
     _checker(
         "noise_explains_everything",
         "In the stock layout every changed token counts as rounding.",
-        method_plant(judge_module, "is_noise", _always_noise),
-        must_see("logits_rows_swapped", Killer.BITS, cases.mixed("llama", **cases.STOCK), place=Place.REAL),
+        method_plant(noise_module, "is_noise", _always_noise),
+        must_see("logits_rows_swapped", Killer.NOISE, cases.mixed("llama", **cases.STOCK), place=Place.REAL),
     ),
     _checker(
         "marks_counted_from_wishes",
         "A mark is counted although nothing of its kind happened.",
-        method_plant(exact_runner, "count_marks", _everything_marked),
+        method_plant(judge_module, "count_marks", _everything_marked),
         must_not_claim("shared", cases.mixed("llama")),
         must_not_claim("preempted", cases.mixed("llama")),
     ),

@@ -18,6 +18,7 @@ class Killer(Enum):
 
     BITS = "bits"  # logits of a session differ from those of the session alone
     BYTES = "bytes"  # tokens of a session differ from those of the session alone
+    NOISE = "noise"  # in stock, a token changed by more than rounding can do
     LIVENESS = "liveness"  # a bounded number of steps without progress
     LEGALITY = "legality"  # a plan, result or receipt that is not legal
     CONSERVATION = "conservation"  # a cell, an id or a prefix entry lost or doubled

@@ -5,14 +5,17 @@ that happened. Engine-agnostic.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from parity.checkers.conservation import check_conservation
+from parity.checkers.conservation import CONSERVATION, check_conservation
+from parity.checkers.ends import ENDS, MEMORY
 from parity.history import Run, TraceStep, session_index
-from parity.records import Case, Fault, FaultKind
+from parity.records import Case, Fault, FaultKind, Finding
 from scheduler.engine import Engine, EngineFailure
 from scheduler.loop import Flight, NoProgress, Scheduler
 from scheduler.records import IllegalTransition, IterationResult
 
+LIVENESS, LEGALITY = "liveness", "legality"
 MAX_STEPS_PER_TOKEN = 200  # a case that needs more steps than this per token of work is stuck
 
 
@@ -63,22 +66,24 @@ class Driver:
                 self._collect()
                 self._step += 1
                 if self._step > bound:
-                    self.run.problems.append(f"liveness: not idle after {bound} steps")
+                    self._found(LIVENESS, f"not idle after {bound} steps")
                     break
             else:
                 self._check_empty()
         except (NoProgress, IllegalTransition, AssertionError) as error:
-            kind = {NoProgress: "liveness", AssertionError: "conservation"}.get(type(error), "legality")
-            self.run.problems.append(f"{kind}: {error}")
+            kind = {NoProgress: LIVENESS, AssertionError: CONSERVATION}.get(type(error), LEGALITY)
+            self._found(kind, str(error))
         self._collect()
-        self._check_partition()
         return self.run
+
+    def _found(self, checker: str, text: str, **data: Any) -> None:
+        self.run.findings.append(Finding(checker, text, {"step": self._step, **data}))
 
     def _check_empty(self) -> None:
         if self.memory is not None:
             self.scheduler.drain_prefixes()
             if self.memory.counts().cells_used:
-                self.run.problems.append("memory: cells are in use although nothing is live")
+                self._found(MEMORY, "cells are in use although nothing is live")
 
     def _arrive(self) -> None:
         for index in self._arrivals.get(self._step, ()):
@@ -139,12 +144,5 @@ class Driver:
         for completion in self.scheduler.take_completions():
             index = session_index(completion.request_id)
             if index in self.run.completions:
-                self.run.problems.append(f"ends: session {index} ended twice")
+                self._found(ENDS, f"session {index} ended twice", session=index)
             self.run.completions[index] = completion
-
-    def _check_partition(self) -> None:
-        """Every offered session has exactly one end: a completion or a refusal."""
-        for index in range(len(self.case.sessions)):
-            ends = (index in self.run.completions) + (index in self.run.refusals)
-            if ends != 1 and not self.run.problems:
-                self.run.problems.append(f"ends: session {index} has {ends} ends, must have one")

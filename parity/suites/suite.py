@@ -22,7 +22,7 @@ from parity.cases.text import REAL_WORK_TOKENS, has_real_vocabulary, text_prompt
 from parity.errors import UsageError
 from parity.models.families import load_family
 from parity.models.splits import Split, load_splits
-from parity.records import Case, Fault, FaultKind, Outcome, Session, Tier, Verdict
+from parity.records import Case, Fault, FaultKind, Finding, Outcome, Session, Tier, Verdict, verdict_of
 from parity.run.contained import run_case
 from parity.run.explain import explain_outcome
 from parity.run.profiles import profile_of
@@ -38,8 +38,8 @@ SHRINK_SECONDS = 120.0  # a case that hangs would be waited for that often
 
 @dataclass(slots=True)
 class SuiteResult:
-    """What one suite came to. ``marks`` are sums over its cases; ``missing`` are
-    required marks that stayed zero.
+    """What one suite came to. ``marks`` are sums over its cases, ``required`` those that may not stay zero,
+    ``missing`` those that did; ``findings`` is what was found wrong in any case.
     """
 
     family: str
@@ -52,7 +52,8 @@ class SuiteResult:
     byte_identical: int = 0
     crashes: int = 0
     marks: Counter[str] = field(default_factory=Counter)
-    missing: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
+    findings: list[Finding] = field(default_factory=list)
     reason: str = ""
     explanation: str = ""
     case_file: str = ""
@@ -71,6 +72,23 @@ class SuiteResult:
         self.marks.update(outcome.marks)
         self.noise += outcome.noise
         self.changes.update(outcome.changes)
+        self.findings += outcome.findings
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return tuple(mark for mark in self.required if not self.marks[mark])
+
+    def judge(self, tier: Tier, *, inexact: str = "") -> tuple[Verdict, str]:
+        """The suite's verdict at a tier, and its reason."""
+        return verdict_of(
+            self.findings,
+            sessions=self.sessions,
+            tier=tier,
+            layout=self.layout,
+            marks=self.marks,
+            required=self.required,
+            inexact=inexact,
+        )
 
     def to_data(self) -> dict:
         """JSON-able form."""
@@ -120,17 +138,16 @@ def run_suite(
     started = monotonic()
     model = model or family
     required = tuple(marks if marks is not None else (mark.value for mark in load_family(family).marks))
-    result = SuiteResult(family, layout, model, brought=brought)
+    result = SuiteResult(family, layout, model, brought=brought, required=required)
     why_no_bits = brought.why_no_bits() if brought.engine else profile_of(model).reason
     failing: list[Outcome] = []
-    compare_bits = tier is Tier.BITS and not why_no_bits and layout is not Layout.STOCK
 
     def enough() -> bool:
         return result.sessions >= min_sessions and all(result.marks[mark] for mark in required)
 
     def judged(case: Case) -> Outcome:
         outcome = run_case(case, brought=brought) if run is None else run(case)
-        failed = _fails(outcome, compare_bits=compare_bits, layout=layout)
+        failed = outcome.verdict_for(tier, inexact=why_no_bits) is Verdict.FAIL
         return replace(outcome, verdict=Verdict.FAIL if failed else Verdict.PASS)
 
     def one(case: Case) -> None:
@@ -153,8 +170,7 @@ def run_suite(
     if result.changes:
         counts = ", ".join(f"{count} {change}" for change, count in sorted(result.changes.items()))
         result.explanation = f"sessions with a changed token: {counts}\n{result.explanation}".rstrip()
-    result.missing = tuple(mark for mark in required if not result.marks[mark])
-    result.verdict, result.reason = _judge(result, failed=bool(failing), reason=why_no_bits, tier=tier)
+    result.verdict, result.reason = result.judge(tier, inexact=why_no_bits)
     result.seconds = monotonic() - started
     return result
 
@@ -206,22 +222,6 @@ def _keep_failure(
     result.explanation = explain_outcome(kept, case_file=path, options=options)
     if kept is not smallest:  # reported before parity
         result.explanation = f"not reproducible: it passed when it ran again\n{result.explanation}"
-
-
-def _fails(outcome: Outcome, *, compare_bits: bool, layout: Layout) -> bool:
-    if layout is Layout.STOCK:
-        return outcome.verdict is Verdict.FAIL
-    return not outcome.reaches(Tier.BITS if compare_bits else Tier.BYTES)
-
-
-def _judge(result: SuiteResult, *, failed: bool, reason: str, tier: Tier) -> tuple[Verdict, str]:
-    if failed:
-        return Verdict.FAIL, "a case failed"
-    if result.missing:
-        return Verdict.FAIL, f"nothing exercised: {', '.join(result.missing)}"
-    if tier is Tier.BITS and reason and result.layout is not Layout.STOCK:
-        return Verdict.UNKNOWN, f"bits not comparable: {reason}"
-    return Verdict.PASS, ""
 
 
 def _database(seed_value: int | None) -> DirectoryBasedExampleDatabase | None:
