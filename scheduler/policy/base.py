@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from scheduler.limits import StepLimits
 from scheduler.policy.contract import Contract
 from scheduler.policy.overload import QUEUE, Overload
 from scheduler.policy.plan import PlanBuilder
@@ -40,6 +41,11 @@ class Policy:
 
     def __init__(self, *, reservation: Reservation = MAXIMUM, overload: Overload = QUEUE) -> None:
         self.reservation, self.overload = reservation, overload
+
+    def check_limits(self, steps: StepLimits, *, max_session_tokens: int) -> None:
+        """Raise ValueError for limits of the step, or of a session's prompt and output together, that
+        contradict the policy or each other.
+        """
 
     # -- memory of the policy
 
