@@ -76,8 +76,7 @@ class Scheduler:
             return Refusal(name, why, False, rows, most)
         if len(self.table.waiting) >= self.steps.max_waiting:
             return Refusal(name, f"queue is full with {self.steps.max_waiting} requests", True, 1)
-        reason = self.policy.refuse(self.state(now_ms), request)
-        return None if reason is None else Refusal(name, reason, True)
+        return self.policy.refuse(self.state(now_ms), request)
 
     def cancel(self, request_id: str, now_ms: float) -> bool:
         """End a session in whatever state it is; False if it is not live.

@@ -48,6 +48,10 @@ class Memory:
             pool.num_available() + self._evictable(stage).bit_count() for stage, pool in enumerate(self.pools)
         )
 
+    def total_rows(self) -> int:
+        """Rows of an empty pool, of the smallest stage."""
+        return min(pool.limits.num_cells for pool in self.pools)
+
     def available_sequences(self) -> int:
         """Sessions that can still be opened. An evicted entry gives its id back at once, except in ordered
         pools, where it retires with its cells.

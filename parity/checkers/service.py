@@ -4,7 +4,7 @@ starved; with the SLO beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from parity.checkers.outcomes import End, OutcomeLedger, Served, ledger_of, served_sessions
@@ -47,18 +47,11 @@ class ServiceLedger:
 
     def backlog(self, client_id: str) -> list[tuple[float, float]]:
         """Intervals (start, stop) in ms in which the client had a live request, merged and in order."""
-        spans = sorted(
+        return merged_spans(
             (item.arrival_ms, float("inf") if item.ended_ms is None else item.ended_ms)
             for item in self.served
-            if item.client_id == client_id and item.end is not End.REJECTED
+            if item.client_id == client_id
         )
-        merged: list[tuple[float, float]] = []
-        for start, stop in spans:
-            if merged and start <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-            else:
-                merged.append((start, stop))
-        return merged
 
     def joint_backlog(self, first: str, second: str) -> list[tuple[float, float]]:
         """Intervals in which both clients were continuously backlogged."""
@@ -67,19 +60,37 @@ class ServiceLedger:
 
     def gap(self, first: str, second: str) -> int:
         """Largest ``|W_first - W_second|`` over any part of an interval in which both were backlogged."""
-        largest = 0
-        for start, stop in self.joint_backlog(first, second):
-            difference = low = high = 0
-            steps: dict[float, int] = {}
-            for event in self.events:
-                if start < event.at_ms <= stop and event.client_id in (first, second):
-                    signed = self.cost(event) if event.client_id == first else -self.cost(event)
-                    steps[event.at_ms] = steps.get(event.at_ms, 0) + signed
-            for _, amount in sorted(steps.items()):
-                difference += amount
-                low, high = min(low, difference), max(high, difference)
-            largest = max(largest, high - low)
-        return largest
+        return max(
+            (
+                self.gap_between(first, second, start_ms=start, stop_ms=stop)
+                for start, stop in self.joint_backlog(first, second)
+            ),
+            default=0,
+        )
+
+    def gap_between(self, first: str, second: str, *, start_ms: float, stop_ms: float) -> int:
+        """Largest ``|W_first - W_second|`` over any part of ``(start_ms, stop_ms]``."""
+        difference = low = high = 0
+        steps: dict[float, int] = {}
+        for event in self.events:
+            if start_ms < event.at_ms <= stop_ms and event.client_id in (first, second):
+                signed = self.cost(event) if event.client_id == first else -self.cost(event)
+                steps[event.at_ms] = steps.get(event.at_ms, 0) + signed
+        for _, amount in sorted(steps.items()):
+            difference += amount
+            low, high = min(low, difference), max(high, difference)
+        return high - low
+
+
+def merged_spans(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Intervals (start, stop) in order, those that touch as one; empty ones are dropped."""
+    merged: list[tuple[float, float]] = []
+    for start, stop in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        elif start < stop:
+            merged.append((start, stop))
+    return merged
 
 
 def service_of(

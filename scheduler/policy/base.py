@@ -11,12 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from scheduler.limits import StepLimits
 from scheduler.policy.contract import Contract
 from scheduler.policy.overload import QUEUE, Overload
 from scheduler.policy.plan import PlanBuilder
 from scheduler.policy.reservation import MAXIMUM, Reservation
 from scheduler.policy.state import SchedulerState
-from scheduler.records import IterationPlan, Phase, PolicyIdentity, Request, SessionState, SessionView
+from scheduler.records import (
+    IterationPlan,
+    Phase,
+    PolicyIdentity,
+    Refusal,
+    Request,
+    SessionState,
+    SessionView,
+)
 
 
 class Policy:
@@ -32,6 +41,11 @@ class Policy:
 
     def __init__(self, *, reservation: Reservation = MAXIMUM, overload: Overload = QUEUE) -> None:
         self.reservation, self.overload = reservation, overload
+
+    def check_limits(self, steps: StepLimits, *, max_session_tokens: int) -> None:
+        """Raise ValueError for limits of the step, or of a session's prompt and output together, that
+        contradict the policy or each other.
+        """
 
     # -- memory of the policy
 
@@ -60,10 +74,10 @@ class Policy:
 
     # -- overload
 
-    def refuse(self, state: SchedulerState, request: Request) -> str | None:
-        """Why a request is turned away at the door, or None.
+    def refuse(self, state: SchedulerState, request: Request) -> Refusal | None:
+        """The answer to a request that is turned away at the door, or None.
 
-        The loop bounds the queue and refuses misfits.
+        The loop bounds the queue and refuses what the pool could never hold.
         """
         return self.overload.refuse(state, request)
 
@@ -99,8 +113,13 @@ class Policy:
         """Available rows that an entering session may not take; asked once a
         plan, when somebody wants to enter.
         """
-        rows = sum(self.future_rows(state, state.views[request_id]) for request_id in state.running)
-        return rows + (self.reservation.watermark_rows if state.running else 0)
+        return sum(self.future_rows(state, state.views[request_id]) for request_id in state.running)
+
+    def watermark_rows(self) -> int:
+        """Rows that admission leaves free unless nobody else runs: the soft ceiling lies so far
+        below the hard one.
+        """
+        return self.reservation.watermark_rows
 
     def keeps_scanning(self, state: SchedulerState, view: SessionView) -> bool:
         """Whether the scan goes on past a session that does not fit; the default stops: nobody is overtaken.

@@ -30,6 +30,8 @@ class Seams(Protocol):
 
     def reserved_rows(self, state: SchedulerState, plan: PlanBuilder) -> int: ...
 
+    def watermark_rows(self) -> int: ...
+
     def chunk_tokens(self, state: SchedulerState, view: SessionView, available: int) -> int: ...
 
 
@@ -76,7 +78,8 @@ class PlanBuilder:
         need = max(need, _next_rows(view)) - cached
         prefix = view.request.prompt[:cached]  # sessions that enter together pin what they share once
         pinned = memory.pinned_rows(view) if cached and prefix not in self._pinned else 0
-        if self.sequences_left < 1 or max(need, 1) > self.rows_left - pinned:
+        spare = self.policy.watermark_rows() if state.running or self.entered else 0
+        if self.sequences_left < 1 or max(need, 1) > self.rows_left - pinned - spare:
             return False
         if not self._grant(view, cached, limit, None):
             return False

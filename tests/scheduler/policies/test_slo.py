@@ -172,3 +172,27 @@ def test_a_deadline_counts_from_arrival_also_when_the_request_was_submitted_late
     waiting = SessionView(request, 0, SessionState.WAITING, 0, 0, 0, 0, 0, 0, True, 25.0, None, None)
     emitting = SessionView(request, 0, SessionState.RUNNING, 1, 1, 1, 0, 0, 3, True, 25.0, 40.0, 50.0)
     assert (deadline_ms(waiting), deadline_ms(emitting)) == (35.0, 70.0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "gaps"),
+    [
+        (30.0, [2, 1, 2, 1, 2, 1]),  # a share of 2/3: credit 2/3, 4/3, 1, ...
+        (40.0, [2, 2, 2, 2, 2, 2]),
+        (50.0, [3, 2, 3, 2, 3, 2]),  # 2/5: 2/5, 4/5, 6/5, then 1/5 + 4/5
+        (70.0, [4, 3, 4, 3, 4, 3]),  # 2/7 comes to 8/7 after four steps, to 1 after three more
+        (100.0, [5, 5, 5, 5, 5, 5]),
+    ],
+)
+def test_scorpio_credits_give_a_session_its_limit_in_the_mean_beside_a_tight_one(limit, gaps):
+    """A step takes 20 ms, the tight session's limit, and runs it every time."""
+    played = play(
+        session(1, 60, slo=ServiceLevel(tbt_ms=20.0)),
+        session(1, 7, slo=ServiceLevel(tbt_ms=limit), first_token=3000),
+        policy="scorpio_guard",
+        ms_per_step=20.0,
+    )
+    at = played.run.emitted_at
+    assert at[0] == list(range(60))
+    assert [later - earlier for earlier, later in zip(at[1], at[1][1:], strict=False)] == gaps
+    assert 20.0 * (at[1][6] - at[1][0]) / 6 == limit

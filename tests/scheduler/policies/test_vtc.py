@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from parity.checkers.claims import claim_vtc_bound
@@ -9,6 +11,7 @@ from parity.checkers.service import service_of
 from parity.records import Fault, FaultKind
 from parity.run.runner import replay
 from scheduler.policies import make_policy
+from scheduler.policies.vtc import Vtc
 from scheduler.records import Request, SessionState, SessionView
 from tests.scheduler.policies.workloads import TICK_MS, play, session, workload
 
@@ -60,6 +63,59 @@ def test_vtc_bound_is_not_claimed_without_a_premise(premise, change):
     claim = claim_vtc_bound(replay(backlogged()).run, "f", "g", **{**CLAIM, **change})
     assert claim.premises[premise] is False
     assert claim.bound is None
+
+
+def at_once(**fields):
+    """Four prompts of seven of each client; w_p = 2 is above w_q = 1; nobody has to wait but the last."""
+    sessions = [session(7, 1, client_id="fg"[i // 4], first_token=1000 * (i + 2)) for i in range(8)]
+    weights = {"input_weight": 2, "output_weight": 1}
+    return workload(*sessions, policy="vtc", options=weights, **fields)
+
+
+HEAVY_INPUT = {
+    "start_ms": 0.0,
+    "max_input_tokens": 7,
+    "max_running_tokens": 28,
+    "input_weight": 2,
+    "output_weight": 1,
+}
+
+
+def test_vtc_bound_is_not_claimed_for_clients_of_which_nothing_waits():
+    """What runs is no backlog: four of f's prompts run at once, 4 * (2 * 7 + 1) = 60 over 2U = 56."""
+    case = at_once(max_num_batched_tokens=28)
+    only_f = replace(case, sessions=case.sessions[:4] + (replace(case.sessions[4], arrival_step=1),))
+    claim = claim_vtc_bound(replay(only_f).run, "f", "g", stop_ms=20.0, **HEAVY_INPUT)
+    assert (claim.gap, claim.bound, claim.premises["both_backlogged"]) == (60, None, False)
+    assert claim.verdict == "not claimed"
+
+
+class Favouring(Vtc):
+    """Says that it is ``vtc``, and lets f in first whatever the counters say."""
+
+    def waiting_order(self, state):
+        waiting = map(state.views.__getitem__, state.waiting)
+        return iter(sorted(waiting, key=lambda view: (view.request.client_id, view.index)))
+
+
+def test_a_gap_over_the_bound_with_all_premises_is_a_violation():
+    """One request a step: by 30 ms f got three prompts, 3 * 15 = 45 over 2 * max(2 * 7, 1 * 8) = 28."""
+    case = at_once(max_num_batched_tokens=7, max_num_seqs=1)
+    bounds = {**HEAVY_INPUT, "max_running_tokens": 8, "stop_ms": 30.0}
+    right = claim_vtc_bound(replay(case).run, "f", "g", **bounds)
+    assert (right.gap, right.bound, right.verdict) == (15, 28, "holds")
+    wrong = claim_vtc_bound(replay(case, Favouring(input_weight=2, output_weight=1)).run, "f", "g", **bounds)
+    assert (wrong.gap, wrong.bound, wrong.verdict) == (45, 28, "violated")
+    assert wrong.line == "violated: gap 45, bound 28, all premises observed"
+
+
+def test_vtc_bound_is_not_claimed_when_prompts_are_cut():
+    """A cut prompt is served later than it is charged."""
+    claim = claim_vtc_bound(
+        replay(at_once(max_num_batched_tokens=4, max_num_seqs=1)).run, "f", "g", stop_ms=20.0, **HEAVY_INPUT
+    )
+    assert claim.premises["whole_prompts"] is False
+    assert claim.line.startswith("not claimed: without ")
 
 
 def test_vtc_bound_is_not_claimed_after_a_preemption():
