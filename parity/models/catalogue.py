@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import huggingface_hub
 from filelock import FileLock
 
 from parity.errors import UsageError
@@ -126,10 +125,7 @@ def find_row_file(family: Family, row: ModelRow) -> Path | None:
     elif row.source is RowSource.PACKAGE:
         path = resolve_package_file(row)
     else:
-        found = row.locked and huggingface_hub.try_to_load_from_cache(
-            row.repo, row.file, revision=row.revision
-        )
-        path = Path(found) if isinstance(found, str) else None
+        path = next(iter(_downloads(row)), None) if row.locked else None
     return path if path and path.exists() else None
 
 
@@ -191,28 +187,29 @@ def _hub_file(family: Family, row: ModelRow) -> Path:
         raise UsageError(
             f"{name} is unlocked",
             where=str(family.path),
-            why="its revision and digest were never looked up",
+            why="its digest was never looked up",
             todo=f"run `parity lock --family {family.name}` and `parity fetch --family {family.name}`",
         )
     todo = f"run `parity fetch --family {family.name}`"
-    found = huggingface_hub.try_to_load_from_cache(row.repo, row.file, revision=row.revision)
-    if not isinstance(found, str):
+    found = {path: verified_sha256(path) for path in _downloads(row)}
+    for path, digest in found.items():
+        if digest == row.sha256:
+            return path
+    for path, digest in found.items():
         raise UsageError(
-            f"{name} is not here", why=f"{row.repo}/{row.file} is not in the Hub's cache", todo=todo
-        )
-    return _checked_download(Path(found), row, todo=todo)
-
-
-def _checked_download(path: Path, row: ModelRow, *, todo: str) -> Path:
-    found = verified_sha256(path)
-    if found != row.sha256:
-        raise UsageError(
-            f"model {row.name} has the wrong digest",
+            f"{name} has the wrong digest",
             where=str(path),
-            why=f"SHA-256 is {found}, pinned is {row.sha256}",
+            why=f"SHA-256 is {digest}, pinned is {row.sha256}",
             todo=todo,
         )
-    return path
+    raise UsageError(f"{name} is not here", why=f"{row.repo}/{row.file} is not in the Hub's cache", todo=todo)
+
+
+def _downloads(row: ModelRow) -> list[Path]:
+    """What the Hub's cache may hold of the row, not verified."""
+    from parity.models import hub  # here: it takes a third of a second, and most commands never ask
+
+    return hub.cached_files(hub.hub_file(row), hub.HubSettings.from_environment().cache)
 
 
 def _any_file(path: Path) -> ModelFile:

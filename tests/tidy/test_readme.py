@@ -7,7 +7,6 @@ import re
 import shlex
 
 import pytest
-import yaml
 
 from parity.golden.cases import GoldenMode, golden_path
 from parity.golden.record import Golden
@@ -67,12 +66,9 @@ def test_smallest_golden_margin_is_the_one_that_the_readme_names() -> None:
     assert f"margin of all\ngoldens is {min(margins):.2f}," in TEXT
 
 
-def test_rows_are_as_unlocked_as_the_readme_says() -> None:
-    rows = [
-        yaml.safe_load(family.path.read_text())["rows"]["real"]["sha256"]
-        for family in load_families().values()
-    ]
-    assert ("are unlocked** as shipped" in TEXT) == (None in rows)
+def test_rows_are_as_locked_as_the_readme_says() -> None:
+    locked = all(family.row("real").locked for family in load_families().values())
+    assert ("are pinned by digests that others published" in TEXT) is locked
 
 
 def test_readme_leaves_nothing_to_fill_in() -> None:

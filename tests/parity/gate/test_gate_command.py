@@ -145,9 +145,9 @@ def test_missing_model_is_unknown_and_named(checkout: Path) -> None:
     data = report(checkout)
     assert data["verdict"] == "unknown"
     reasons = {check["name"]: check["reason"] for check in data["checks"]}
-    assert "qwen3next:real is unlocked" in reasons["qwen3next model real"]
+    assert "qwen3next:real is not here" in reasons["qwen3next model real"]
     assert "no model" in reasons["qwen3next unified"]
-    assert "qwen3next:real is unlocked" in (checkout / "reports" / "gate.markdown").read_text()
+    assert "qwen3next:real is not here" in (checkout / "reports" / "gate.markdown").read_text()
     assert "::error file=manifests/qwen3next.yaml,line=1" in done.stdout
     assert Xml.parse(checkout / "reports" / "gate.junit").getroot().get("errors") == str(len(data["checks"]))
 

@@ -82,7 +82,10 @@ def test_missing_model_makes_each_of_its_checks_unknown_with_the_reason(manifest
     assert "gemma2" not in digests
 
 
-def test_unlocked_rows_are_unknown_only_under_frozen() -> None:
+def test_unlocked_rows_are_unknown_only_under_frozen(manifests: Path) -> None:
+    content = yaml.safe_load((manifests / "llama.yaml").read_text())
+    del content["rows"]["real"]["sha256"]
+    (manifests / "llama.yaml").write_text(yaml.safe_dump(content))
     _, decided, _ = plan_gate(options("llama", frozen=True))
     reasons = unknown(decided)
     assert set(reasons) == {"llama row real locked"}

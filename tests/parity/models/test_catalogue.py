@@ -46,7 +46,7 @@ def test_path_belongs_to_the_family_of_its_architecture(tmp_path: Path) -> None:
         ("mamba", "unknown model 'mamba'"),
         ("llama:huge", "no model row 'huge'"),
         ("mid:q3_k", "unknown quantisation 'q3_k'"),
-        ("llama:real", "unlocked"),
+        ("llama:real", "model llama:real is not here"),
         ("nowhere/model.gguf", "model not found"),
     ],
 )

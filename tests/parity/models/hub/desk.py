@@ -1,4 +1,4 @@
-"""A Hub, a cache and a clock that only counts, ready for a test."""
+"""A Hub and a cache, ready for a test."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 
 from parity.errors import ExitCode
-from parity.models.hub import Fetched, fetch_file
-from parity.models.hub_file import HubFile, HubSettings
-from parity.models.transfer import RetryPolicy
+from parity.models.hub import Fetched, HubFile, HubSettings, fetch_file
 from parity.models.unavailable import Unavailable
 from tests.parity.models.hub.server import HubServer
 
@@ -25,20 +23,10 @@ def weights(seed: int, size_bytes: int = 300_000) -> bytes:
     return b"GGUF" + random.Random(seed).randbytes(size_bytes - 4)
 
 
-def pinned(body: bytes, *, revision: str = FIRST, file: str = FILE, repo: str = REPO) -> HubFile:
+def pinned(body: bytes, *, revision: str | None = FIRST, file: str = FILE, repo: str = REPO) -> HubFile:
     return HubFile(
         repo=repo, file=file, revision=revision, sha256=hashlib.sha256(body).hexdigest(), size_bytes=len(body)
     )
-
-
-@dataclass
-class VirtualClock:
-    """Stands in for time.sleep: waits are counted, never waited."""
-
-    slept_s: list[float] = field(default_factory=list)
-
-    def sleep(self, seconds: float) -> None:
-        self.slept_s.append(seconds)
 
 
 @dataclass
@@ -47,27 +35,19 @@ class Desk:
 
     hub: HubServer
     settings: HubSettings
-    clock: VirtualClock = field(default_factory=VirtualClock)
     said: list[str] = field(default_factory=list)
-    progress: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def policy(self) -> RetryPolicy:
-        return RetryPolicy(sleep=self.clock.sleep, say=self.said.append)
 
     def fetch(self, target: HubFile, **options: object) -> Fetched:
-        return fetch_file(
-            target,
-            settings=options.pop("settings", self.settings),
-            policy=self.policy,
-            report=lambda done, total: self.progress.append((done, total)),
-            say=self.said.append,
-            **options,
-        )
+        return fetch_file(target, options.pop("settings", self.settings), say=self.said.append, **options)
 
 
 def leftovers(desk: Desk) -> list[Path]:
-    return sorted(path for path in desk.settings.cache.rglob("*.incomplete"))
+    """What of a transfer is still in the cache although it never became a file."""
+    return sorted(
+        path
+        for path in desk.settings.cache.rglob("*")
+        if path.name.endswith(".incomplete") or path.is_symlink() and not path.exists()
+    )
 
 
 def refused(desk: Desk, target: HubFile, code: ExitCode, *words: str, **options: object) -> str:

@@ -72,6 +72,7 @@ class HubServer:
 
     def __init__(self, repositories: dict[str, Repository]) -> None:
         self.repositories = repositories
+        self.names_commits = True  # a mirror that only serves files does not
         self.faults: list[Fault] = []
         self.seen: list[Seen] = []
         self.changed = threading.Condition()
@@ -207,17 +208,14 @@ class _Handler(BaseHTTPRequestHandler):
             return
         digest = hashlib.sha256(body).hexdigest()
         announced = repository.announced_digest.get(found["file"], digest)
-        self._answer(
-            302,
-            {
-                "X-Repo-Commit": commit,
-                "X-Linked-Size": str(len(body)),
-                "X-Linked-Etag": f'"{announced}"',
-                "ETag": f'"{announced}"',
-                "Location": f"{self.hub.storage}/stored/{digest}",
-            },
-            b"",
-        )
+        location = {"Location": f"{self.hub.storage}/stored/{digest}"}
+        of_a_hub = {
+            "X-Repo-Commit": commit,
+            "X-Linked-Size": str(len(body)),
+            "X-Linked-Etag": f'"{announced}"',
+            "ETag": f'"{announced}"',
+        }
+        self._answer(302, {**location, **(of_a_hub if self.hub.names_commits else {})}, b"")
 
     def _serve_stored(self, path: str, fault: Fault) -> None:
         found = STORED.fullmatch(path)
