@@ -98,11 +98,14 @@ def find_patch() -> str:
     if path := shutil.which("patch"):
         return path
     raise UsageError(
-        "no command patch in PATH", todo="install it (Debian: apt-get install patch), then run make llama-server again"
+        "no command patch in PATH",
+        todo="install it (Debian: apt-get install patch), then run make llama-server again",
     )
 
 
-def build_server(folder: Path, *, recipe: ServerRecipe, wheel: llama_wheel.Recipe, compilers: tuple[str, str]) -> Path:
+def build_server(
+    folder: Path, *, recipe: ServerRecipe, wheel: llama_wheel.Recipe, compilers: tuple[str, str]
+) -> Path:
     """Compile the program in ``folder`` with locked tools; returns its path. Raises ``CommandFailed``."""
     log = folder.parent / f"{recipe.key}.log"
     log.unlink(missing_ok=True)
@@ -135,7 +138,16 @@ def build_server(folder: Path, *, recipe: ServerRecipe, wheel: llama_wheel.Recip
     title = f"building {FAULTS_PROGRAM if recipe.faults else PROGRAM} (once for this machine, about 3 minutes on 2 cores)"
     for command in (
         [
-            *("cmake", "-G", "Ninja", "-S", str(FOLDER), "-B", str(folder / "build"), "-DCMAKE_BUILD_TYPE=Release"),
+            *(
+                "cmake",
+                "-G",
+                "Ninja",
+                "-S",
+                str(FOLDER),
+                "-B",
+                str(folder / "build"),
+                "-DCMAKE_BUILD_TYPE=Release",
+            ),
             *(f"-DLLAMA_SOURCE={sources}", f"-DLLAMA_LIBRARIES={libraries}"),
             *(f"-DCMAKE_INSTALL_RPATH={recipe.rpath}", "-DCMAKE_EXE_LINKER_FLAGS=-s"),
         ],

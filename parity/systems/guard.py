@@ -38,7 +38,9 @@ def main(term_timeout_s: float, command: list[str]) -> int:
         print(f"cannot be started: {command[0]}: {error.strerror}", file=sys.stderr)
         return 127
     closing = threading.Event()
-    threading.Thread(target=end_when_caller_is_gone, args=(child, closing, term_timeout_s), daemon=True).start()
+    threading.Thread(
+        target=end_when_caller_is_gone, args=(child, closing, term_timeout_s), daemon=True
+    ).start()
     code = child.wait()
     if closing.is_set():
         # What the command started itself is in this process group and ends with it.

@@ -141,7 +141,7 @@ FAULTS = (
     ),
     ServerFault(
         "prompt_cache_damaged",
-        "the last sixteenth of a state that comes back from the prompt cache is zero",
+        "a state that comes back from the prompt cache lacks a sixteenth of its keys, from an eighth on",
         "a prompt that was asked some time ago is answered otherwise",
         "prompts that come back after their slot had another one, --cache-ram not 0",
     ),

@@ -79,7 +79,10 @@ def first_waves(seed: int) -> list[list[Ask]]:
     ]
     again = [Ask(name=f"again{i}", prompt=branches[i].prompt, fields=LONG_STREAM) for i in range(4)]
     streams = [Ask(name=f"stream{i}", prompt=draw_prompt(draw, 30), fields=LONG_STREAM) for i in range(2)]
-    leavers = [Ask(name=f"leaver{i}", prompt=draw_prompt(draw, 50), fields={"n_predict": 400}, leave_after=3) for i in range(2)]
+    leavers = [
+        Ask(name=f"leaver{i}", prompt=draw_prompt(draw, 50), fields={"n_predict": 400}, leave_after=3)
+        for i in range(2)
+    ]
     return [branches, others, again + streams + leavers]
 
 
@@ -102,8 +105,10 @@ def later_waves(seed: int, first: Sequence[Sequence[Ask]], alone: Answers) -> li
         if words:
             stops.append(Ask(name=f"stop{i}", prompt=asked[f"branch{i}"].prompt, fields={"stop": words[:1]}))
     pairs = [Ask(name=f"pair{i}", prompt=draw_prompt(draw, 40), fields={"n_cmpl": 2}) for i in range(2)]
-    sampled = [Ask(name=f"sampled{i}", prompt=asked[f"setting{i}"].prompt, fields=asked[f"setting{i}"].fields)
-               for i in range(3)]
+    sampled = [
+        Ask(name=f"sampled{i}", prompt=asked[f"setting{i}"].prompt, fields=asked[f"setting{i}"].fields)
+        for i in range(3)
+    ]
     return [turns + returned + stops[:2], pairs + sampled + stops[2:], first[1]]
 
 
@@ -119,13 +124,17 @@ async def ask_one(client: httpx.AsyncClient, ask: Ask, *, cache_prompt: bool) ->
                     chunks.append(json.loads(line.removeprefix("data: ")))
                     if ask.leave_after is not None and len(chunks) > ask.leave_after:
                         return ()
-        return (read_choice({
-            "content": "".join(chunk.get("content", "") for chunk in chunks),
-            "tokens": [token for chunk in chunks for token in chunk.get("tokens", ())],
-            "completion_probabilities": [
-                each for chunk in chunks[:-1] for each in chunk.get("completion_probabilities", ())
-            ],
-        }),)
+        return (
+            read_choice(
+                {
+                    "content": "".join(chunk.get("content", "") for chunk in chunks),
+                    "tokens": [token for chunk in chunks for token in chunk.get("tokens", ())],
+                    "completion_probabilities": [
+                        each for chunk in chunks[:-1] for each in chunk.get("completion_probabilities", ())
+                    ],
+                }
+            ),
+        )
     response = await client.post("/completion", json=body)
     response.raise_for_status()
     answer = response.json()
@@ -138,26 +147,32 @@ def read_choice(answer: dict[str, Any]) -> Choice:
     return Choice(text=answer["content"], ids=tuple(answer["tokens"]), shown=shown)
 
 
+async def keep_busy(client: httpx.AsyncClient, companion: Ask, begun: asyncio.Event) -> None:
+    """Stream answers to one request again and again until cancelled; ``begun`` is set at the first token."""
+    while True:
+        async with client.stream("POST", "/completion", json=companion.body(cache_prompt=False)) as response:
+            response.raise_for_status()
+            async for line in response.aiter_lines():
+                if line.startswith("data: ") and json.loads(line.removeprefix("data: ")).get("tokens"):
+                    begun.set()
+
+
 @contextlib.asynccontextmanager
 async def busy_with(client: httpx.AsyncClient, companion: Ask) -> AsyncIterator[None]:
-    """A stream that has begun and lasts, so that whatever is asked meanwhile never runs alone; left at the end."""
-    async with client.stream("POST", "/completion", json=companion.body(cache_prompt=False)) as response:
-        response.raise_for_status()
-        lines = response.aiter_lines()
-        while '"tokens":[' not in (line := await anext(lines)) or '"tokens":[]' in line:
-            pass
-        reader = asyncio.ensure_future(drain(lines))
-        try:
-            yield
-        finally:
-            assert not reader.done(), "the companion ended before the wave: give it more tokens"
-            reader.cancel()
-
-
-async def drain(lines: AsyncIterator[str]) -> None:
-    """Read to the end."""
-    async for _ in lines:
-        pass
+    """A stream that has begun and goes on, so that whatever is asked meanwhile does not run alone; left at the
+    end."""
+    begun = asyncio.Event()
+    worker = asyncio.create_task(keep_busy(client, companion, begun))
+    waiter = asyncio.create_task(begun.wait())
+    try:
+        await asyncio.wait([worker, waiter], return_when=asyncio.FIRST_COMPLETED)
+        if not begun.is_set():
+            worker.result()  # raises what went wrong
+        yield
+    finally:
+        for task in (worker, waiter):
+            task.cancel()
+        await asyncio.gather(worker, waiter, return_exceptions=True)
 
 
 async def ask_waves(server: ServerProcess, waves: Sequence[Sequence[Ask]], *, at_once: bool) -> Answers:
@@ -166,8 +181,12 @@ async def ask_waves(server: ServerProcess, waves: Sequence[Sequence[Ask]], *, at
     answers: Answers = {}
     # A kept connection may be closed by the server in the moment of the next request.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    companion = Ask(name="companion", prompt=tuple(range(97, 123)), fields={"stream": True, "n_predict": 1900})
-    async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S, limits=limits, trust_env=False) as client:
+    companion = Ask(
+        name="companion", prompt=tuple(range(97, 123)), fields={"stream": True, "n_predict": 1900}
+    )
+    async with httpx.AsyncClient(
+        base_url=server.url, timeout=TIMEOUT_S, limits=limits, trust_env=False
+    ) as client:
         for number, wave in enumerate(waves):
             if at_once:
                 async with busy_with(client, companion):
@@ -185,9 +204,13 @@ def count_other_answers(answers: Answers, alone: Answers) -> tuple[int, int]:
     """How many requests that were answered have another text, and how many have other token ids."""
     answered = [name for name, choices in answers.items() if choices]
     texts = sum(
-        [choice.text for choice in answers[name]] != [choice.text for choice in alone[name]] for name in answered
+        [choice.text for choice in answers[name]] != [choice.text for choice in alone[name]]
+        for name in answered
     )
-    ids = sum([choice.ids for choice in answers[name]] != [choice.ids for choice in alone[name]] for name in answered)
+    ids = sum(
+        [choice.ids for choice in answers[name]] != [choice.ids for choice in alone[name]]
+        for name in answered
+    )
     return texts, ids
 
 

@@ -65,13 +65,17 @@ def expected(family: str) -> Expected:
         return Expected(waves, asyncio.run(ask_waves(server, waves, at_once=False)))
 
 
-def answers(family: str, expected: Expected, build: LlamaServerBuild, fault: str | None, *, pool: bool) -> Answers:
+def answers(
+    family: str, expected: Expected, build: LlamaServerBuild, fault: str | None, *, pool: bool
+) -> Answers:
     """What a server says under the load."""
     with open_llama_server(options(family, kv_unified=pool), build=build, fault=fault) as server:
         return asyncio.run(ask_waves(server, expected.waves, at_once=True))
 
 
-@pytest.mark.parametrize("build", [LlamaServerBuild.STOCK, LlamaServerBuild.FAULTS], ids=lambda build: build.value)
+@pytest.mark.parametrize(
+    "build", [LlamaServerBuild.STOCK, LlamaServerBuild.FAULTS], ids=lambda build: build.value
+)
 def test_server_without_a_fault_answers_under_load_as_alone(
     family: str, expected: Expected, build: LlamaServerBuild
 ) -> None:

@@ -101,11 +101,17 @@ def test_server_ends_when_its_caller_is_killed(how: signal.Signals) -> None:
         "signal.pause()\n"
     )
     caller = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=REPOSITORY
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=REPOSITORY,
     )
     with caller:
         url, grandchild = caller.stdout.readline().split()
-        with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=BOUND_S) as connection:
+        with socket.create_connection(
+            ("127.0.0.1", int(url.rpartition(":")[2])), timeout=BOUND_S
+        ) as connection:
             caller.send_signal(how)
             caller.wait(BOUND_S)
             # The server holds the other end open as long as it lives.
@@ -134,5 +140,7 @@ def test_server_that_never_gets_healthy_is_ended() -> None:
 
 
 def test_command_that_is_no_program() -> None:
-    with pytest.raises(ServerDied, match=r"exited with 127: cannot be started: .*no_such_server: No such file"):
+    with pytest.raises(
+        ServerDied, match=r"exited with 127: cannot be started: .*no_such_server: No such file"
+    ):
         ServerProcess(["./no_such_server"])
