@@ -1,9 +1,10 @@
-"""``make llama-server``: llama-server of the locked commit, compiled once per machine and installed into the venv.
+"""``make llama-server``: llama-server of the locked commit, compiled once per machine and installed into
+the venv.
 
-Its sources are in the source distribution that the wheel is built from. Only the server, llama.cpp's common code and
-what they need are compiled; the program runs on the wheel's own libllama and libggml, so it and our engine compute
-with the same kernels. ``--faults`` builds another program with faults planted in it (``llama_server/faults.patch``).
-Web UI: none, it would have to be downloaded.
+Its sources are in the source distribution that the wheel is built from. Only the server, llama.cpp's common
+code and what they need are compiled; the program runs on the wheel's own libllama and libggml, so it and
+our engine compute with the same kernels. ``--faults`` builds another program with faults planted in it
+(``llama_server/faults.patch``). Web UI: none, it would have to be downloaded.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ PROGRAM, FAULTS_PROGRAM = "llama-server", "llama-server-faults"
 
 @dataclass(frozen=True, slots=True)
 class ServerRecipe:
-    """Everything that decides the bytes of the program; ``wheel`` is the key of the wheel that it runs on, ``faults``
-    the digest of the patch, empty without faults."""
+    """Everything that decides the bytes of the program; ``wheel`` is the key of the wheel that it runs on,
+    ``faults`` the digest of the patch, empty without faults."""
 
     wheel: str
     cmake_file: str
@@ -135,7 +136,8 @@ def build_server(
         )
     found = llama_wheel.load_cached(cache_dir("wheels") / wheel.key)
     libraries = unpack_libraries(found, folder / "libraries")
-    title = f"building {FAULTS_PROGRAM if recipe.faults else PROGRAM} (once for this machine, about 3 minutes on 2 cores)"
+    name = FAULTS_PROGRAM if recipe.faults else PROGRAM
+    title = f"building {name} (once for this machine, about 3 minutes on 2 cores)"
     for command in (
         [
             *(
@@ -173,7 +175,8 @@ def install_program(built: Path, path: Path) -> None:
 
 
 def set_up(venv: Path, *, faults: bool) -> Path:
-    """Take the program from the cache, built first if it is missing, and install it. Raises as ``build_server``."""
+    """Take the program from the cache, built first if it is missing, and install it. Raises as
+    ``build_server``."""
     if faults:
         find_patch()
     compilers = llama_wheel.find_compilers()

@@ -1,8 +1,8 @@
 """llama-server as a system under test: three builds of it, one set of options, what it says of itself.
 
-``stock`` is built by ``make llama-server`` from the locked commit and runs on the wheel's own libllama; ``faults`` is
-the same with faults planted (``make llama-server FAULTS=1``); ``wheel`` is the newer, unmodified one in the package
-xllamacpp (the extra ``servers``), which needs no compiler.
+``stock`` is built by ``make llama-server`` from the locked commit and runs on the wheel's own libllama;
+``faults`` is the same with faults planted (``make llama-server FAULTS=1``); ``wheel`` is the newer,
+unmodified one in the package xllamacpp (the extra ``servers``), which needs no compiler.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class LlamaServerOptions:
     """Options that both kinds of llama-server take.
 
     ``n_slots`` sessions run at once; ``n_ctx`` cells are one pool where ``kv_unified``, else each slot has
-    ``n_ctx / n_slots`` of its own. ``cache_ram_mib`` bounds the prompts that are kept outside the slots, 0 keeps none;
-    ``n_ctx_checkpoints`` bounds the states that are kept per slot for sliding windows and recurrent layers.
-    ``flash_attention`` is ``on``, ``off`` or ``auto``.
+    ``n_ctx / n_slots`` of its own. ``cache_ram_mib`` bounds the prompts that are kept outside the slots, 0
+    keeps none; ``n_ctx_checkpoints`` bounds the states that are kept per slot for sliding windows and
+    recurrent layers. ``flash_attention`` is ``on``, ``off`` or ``auto``.
     """
 
     model: Path
@@ -94,8 +94,8 @@ class LlamaServerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaServerFacts:
-    """What a running llama-server says of itself: ``build`` as in ``b0-unknown``, slots, context of one slot in
-    tokens, path of the model file."""
+    """What a running llama-server says of itself: ``build`` as in ``b0-unknown``, slots, context of one
+    slot in tokens, path of the model file."""
 
     build: str
     model_path: str

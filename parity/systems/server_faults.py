@@ -1,7 +1,7 @@
 """The faults that ``make llama-server FAULTS=1`` plants in llama-server's C++, one of them at a time.
 
-All are in the server and its use of llama.h: libllama is the wheel's own, unchanged. The window that is one wide is a
-wrong hyperparameter given to it. A *busy* server works on another request at that moment.
+All are in the server and its use of llama.h: libllama is the wheel's own, unchanged. The window that is one
+wide is a wrong hyperparameter given to it. A *busy* server works on another request at that moment.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ FAULT_VARIABLE = "SAMEBYTES_FAULT"
 
 @dataclass(frozen=True, slots=True)
 class ServerFault:
-    """One planted fault: what the code does, what a user sees, and ``needs``, what a run must have for it to show
-    (empty: several requests at once)."""
+    """One planted fault: what the code does, what a user sees, and ``needs``, what a run must have for it
+    to show (empty: several requests at once)."""
 
     name: str
     does: str
@@ -27,7 +27,7 @@ FAULTS = (
     ServerFault(
         "prefix_one_long",
         "a reused prefix is taken one token longer than it is equal",
-        "a prompt that follows a similar one is answered as if one token were another; also when nothing else runs",
+        "a prompt that follows a similar one is answered as if one token were another; alone as well",
         "prompts that share a prefix, prompt cache on",
     ),
     ServerFault(
@@ -82,7 +82,7 @@ FAULTS = (
     ),
     ServerFault(
         "chunk_seam",
-        "the first token of a prompt's second and later chunks is the one before it, while the server is busy",
+        "while the server is busy, a prompt's later chunks begin with the token before their first",
         "answers to prompts that a full batch has cut",
         "prompts at once that are longer together than --batch-size",
     ),
@@ -160,7 +160,7 @@ FAULTS = (
     ServerFault(
         "window_one_wide",
         "the model's sliding window is one token wider than in its file",
-        "every answer longer than the window differs, alone as well: only another server or a baseline shows it",
+        "every answer longer than the window differs, alone as well: only a baseline shows it",
         "a sliding window (gemma2)",
     ),
 )

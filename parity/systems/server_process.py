@@ -1,4 +1,5 @@
-"""A server as a child process: opened until it answers, its output drained to a file, ended with all it started."""
+"""A server as a child process: opened until it answers, its output drained to a file, ended with all it
+started."""
 
 from __future__ import annotations
 
@@ -43,26 +44,29 @@ class ServerDied(Exception):
 class ServerProcess:
     """A running server. Use as a context manager, or call ``close``.
 
-    The command runs below ``guard``, in a session and process group of its own: it is ended when this object is
-    closed, and also when this process ends, even by SIGKILL. Everything that it writes goes to ``log``, a file, so
-    it never waits for a reader.
+    The command runs below ``guard``, in a session and process group of its own: it is ended when this
+    object is closed, and also when this process ends, even by SIGKILL. Everything that it writes goes to
+    ``log``, a file, so it never waits for a reader.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         *,
+        url: str | None = None,
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
         start_timeout_s: float = START_TIMEOUT_S,
         term_timeout_s: float = TERM_TIMEOUT_S,
     ) -> None:
-        """Start ``command``, which must write ``listening on http://127.0.0.1:PORT`` and answer ``/health``.
+        """Start ``command`` and wait until ``/health`` answers 200.
 
-        ``log`` None takes a temporary file that is removed on close. ``environment`` is added to this process's.
-        ``term_timeout_s`` after SIGTERM the server is killed.
-        Raises ``ServerDied`` when the command ends before it answers, ``UsageError`` when it cannot be started or
-        does not answer in ``start_timeout_s`` seconds; nothing is left running then.
+        ``url`` None takes the address that the command writes, as ``listening on http://127.0.0.1:PORT``:
+        the safe way, for a free port may be taken until the server binds it. ``log`` None takes a temporary
+        file that is removed on close. ``environment`` is added to this process's. ``term_timeout_s`` after
+        SIGTERM the server is killed. Raises ``ServerDied`` when the command cannot be started (code 127) or
+        ends before it answers, ``UsageError`` when it does not answer in ``start_timeout_s`` seconds; nothing
+        is left running then.
         """
         self.command = tuple(command)
         self._close_timeout_s = term_timeout_s + GUARD_TIMEOUT_S
@@ -82,7 +86,7 @@ class ServerProcess:
                 start_new_session=True,
             )
         try:
-            self.url = self._wait_until_healthy(start_timeout_s)
+            self.url = self._wait_until_healthy(url, start_timeout_s)
         except BaseException:
             self.close()
             raise
@@ -129,19 +133,24 @@ class ServerProcess:
     ) -> None:
         self.close()
 
-    def _wait_until_healthy(self, timeout_s: float) -> str:
+    def _wait_until_healthy(self, url: str | None, timeout_s: float) -> str:
         deadline_s = time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
             self.check_alive()
-            address = ADDRESS.search(self.log.read_bytes())
-            if address and _is_healthy(address[1].decode()):
-                return address[1].decode()
+            url = url or self._announced()
+            if url and _is_healthy(url):
+                return url
             time.sleep(POLL_S)
         raise UsageError(
             "server did not start",
             where=self.command[0],
             why=f"not healthy in {timeout_s:g} s; it said last: {self.tail().strip().splitlines()[-1:]}",
         )
+
+    def _announced(self) -> str | None:
+        """The address that the server has written, or None."""
+        address = ADDRESS.search(self.log.read_bytes())
+        return address[1].decode() if address else None
 
 
 def _is_healthy(url: str) -> bool:

@@ -19,18 +19,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 
-server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
 print(f"listening on http://127.0.0.1:{server.server_port}", flush=True)
 server.serve_forever()
 """
 
 
-def small_server(*, health: int = 200, noise: int = 0, before: str = "") -> list[str]:
+def small_server(*, health: int = 200, noise: int = 0, port: int = 0, before: str = "") -> list[str]:
     """A command that serves every path with status ``health`` and writes ``noise`` bytes for each request;
     ``before`` is run first."""
     lines = [
         "import signal, subprocess, sys",
-        f"health, noise = {health}, {noise}",
+        f"health, noise, port = {health}, {noise}, {port}",
         textwrap.dedent(before),
         SERVE,
     ]

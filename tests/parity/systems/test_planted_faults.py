@@ -1,4 +1,5 @@
-"""Every fault planted in llama-server changes answers, and without the variable the program answers as the stock one.
+"""Every fault planted in llama-server changes answers, and without the variable the program answers as the
+stock one.
 
 Nightly: both programs are compiled by ``make llama-server`` and ``make llama-server FAULTS=1``.
 """
@@ -26,8 +27,8 @@ from tests.parity.systems.fault_load import (
 pytestmark = pytest.mark.nightly
 
 SEED = 1
-# Without flash attention and with cells of its own a slot of these models answers under load as alone, to the bit of
-# the text; log probabilities move by less than a thousandth.
+# Without flash attention and with cells of its own a slot of these models answers under load as alone, to
+# the bit of the text; log probabilities move by less than a thousandth.
 FAMILIES = ("llama", "gemma2")
 
 
