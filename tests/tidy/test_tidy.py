@@ -39,10 +39,11 @@ BAD_FILES: dict[Rule, list[tuple[str, str]]] = {
     layers.check_scheduler_needs_only_the_standard_library: [
         ("scheduler/cells.py", "import numpy as np"),
     ],
-    layers.check_llama_cpp_is_imported_in_one_file: [
+    layers.check_engines_are_imported_in_one_file_each: [
         ("parity/run/oracle.py", "import llama_cpp"),
         ("tests/test_x.py", "from llama_cpp import llama_decode"),
         ("parity/a.py", "importlib.import_module('llama_cpp')"),
+        ("parity/engines/llama.py", "import xllamacpp"),
     ],
     purity.check_decisions_read_no_clock_chance_or_environment: [
         ("scheduler/loop.py", "import time"),
@@ -104,8 +105,9 @@ GOOD_FILES: dict[Rule, list[tuple[str, str]]] = {
     layers.check_no_files_import_each_other: [
         ("parity/cases/a.py", "from parity.cases.b import B"),
     ],
-    layers.check_llama_cpp_is_imported_in_one_file: [
+    layers.check_engines_are_imported_in_one_file_each: [
         ("parity/engines/llama.py", "import llama_cpp"),
+        ("parity/systems/xllama.py", "import xllamacpp"),
     ],
     purity.check_decisions_read_no_clock_chance_or_environment: [
         ("scheduler/a.py", "import random\nrandom.Random(seed)"),
