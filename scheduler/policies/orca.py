@@ -63,6 +63,8 @@ class Orca(Policy):
             key=lambda view: self.order_key(state, view),
         )
         for view in eligible:
+            if plan.closed and view.state is not SessionState.RUNNING:
+                continue  # a misfit stops entries behind it, not those who hold what it waits for
             if view.state is SessionState.RUNNING:
                 if not self._whole(state, view, view.computed, plan) or not plan.add(view):
                     break
@@ -73,9 +75,11 @@ class Orca(Policy):
                 continue
             rows = view.request.num_rows
             if self.slots is not None and reserved and reserved + rows > self.slots:
-                break
+                plan.closed = True
+                continue
             if not self._whole(state, view, state.memory.cached_tokens(view), plan) or not plan.enter(view):
-                break
+                plan.closed = True
+                continue
             reserved += rows
         return plan.build()
 
