@@ -79,6 +79,9 @@ class LayerReady(Policy):
             for layer, fact in enumerate(self.facts.get(view.request_id, ()))
         )
 
+    def can_run(self, state: SchedulerState, view: SessionView) -> bool:
+        return view.ready and self.are_layers_ready(state, view)
+
     def fill(self, plan, views) -> None:
         for view in views:
             if self.are_layers_ready(plan.state, view):

@@ -77,6 +77,8 @@ class Orca(Policy):
             key=lambda view: self.order_key(state, view),
         )
         for view in eligible:
+            if plan.closed and view.state is not SessionState.RUNNING:
+                continue  # a misfit stops entries behind it, not those who hold what it waits for
             if view.state is SessionState.RUNNING:
                 if not self._whole(state, view, view.computed, plan) or not plan.add(view):
                     break
@@ -86,10 +88,11 @@ class Orca(Policy):
                 plan.reject(view, reason)
                 continue
             new = min(declared_total(view.request), slots) if view.state is SessionState.WAITING else 0
-            if reserved + new > slots:
-                break
-            if not self._whole(state, view, state.memory.cached_tokens(view), plan) or not plan.enter(view):
-                break
+            fits = reserved + new <= slots
+            fits = fits and self._whole(state, view, state.memory.cached_tokens(view), plan)
+            if not fits or not plan.enter(view):
+                plan.closed = True
+                continue
             reserved += new
         return plan.build()
 

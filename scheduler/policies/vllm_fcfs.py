@@ -101,9 +101,13 @@ class VllmFcfs(Policy):
             return (0, -state.policy_memory.stamps[view.request_id])
         return (1, view.index)
 
+    victim_tie_break = "none needed: stamps of the running queue differ"
+
+    def victim_key(self, state: SchedulerState, view: SessionView) -> tuple:
+        return (state.policy_memory.stamps[view.request_id],)
+
     def choose_victim(self, state: SchedulerState, requester: SessionView) -> str | None:
-        stamps = state.policy_memory.stamps
-        return max(state.running, key=lambda request_id: stamps[request_id])
+        return max(state.running, key=lambda name: self.victim_key(state, state.views[name]))
 
     def unwind(self, plan: IterationPlan, blocked: int, victim: str | None) -> list[str]:
         requester = plan.chunks[blocked].request_id

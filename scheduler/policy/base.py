@@ -128,6 +128,12 @@ class Policy:
         """
         return not view.ready
 
+    def can_run(self, state: SchedulerState, view: SessionView) -> bool:
+        """Whether a live session could run if it had the pool to itself: one that waits for a foreign owner
+        cannot, and its waiting is no lack of progress.
+        """
+        return view.ready
+
     # -- batching
 
     def chunk_tokens(self, state: SchedulerState, view: SessionView, available: int) -> int:
@@ -169,14 +175,22 @@ class Policy:
 
     # -- preemption
 
+    victim_tie_break: ClassVar[str] = "none needed: numbers of submission differ"
+
+    def victim_key(self, state: SchedulerState, view: SessionView) -> tuple:
+        """Score inputs of a candidate for giving way, comparable; the greatest is the victim. They are
+        recorded with every preemption. The default is the number of submission: the newest.
+        """
+        return (view.index,)
+
     def choose_victim(self, state: SchedulerState, requester: SessionView) -> str | None:
         """Who gives up its rows for ``requester``: a running session, possibly
         itself; None parks the requester.
 
-        The default takes the newest session, and none that is older than the requester.
+        The default takes the greatest ``victim_key``, the requester's own included: whoever comes last waits.
         """
-        newest = max((state.views[request_id] for request_id in state.running), key=lambda view: view.index)
-        return newest.request_id if newest.index > requester.index else None
+        running = map(state.views.__getitem__, state.running)
+        return max(running, key=lambda view: self.victim_key(state, view)).request_id
 
     def unwind(self, plan: IterationPlan, blocked: int, victim: str | None) -> list[str]:
         """Who leaves the plan when the rows of chunk ``blocked`` cannot be had and

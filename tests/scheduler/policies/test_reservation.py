@@ -34,6 +34,8 @@ class PreservedRows:
     whole, and one session more runs.
     """
 
+    shares = False
+
     def available_rows(self) -> int:
         return HARD - USED
 
