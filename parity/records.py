@@ -234,7 +234,8 @@ class Divergence:
 
 
 BITS, BYTES, CRASH, INTERNAL = "bits", "bytes", "crash", "internal"
-_COUNTED_APART = (BITS, BYTES, CRASH)  # explained by divergences, or by the engine's own last words
+NOISE = "noise"
+_COUNTED_APART = (BITS, BYTES, NOISE, CRASH)  # explained by divergences, or by the engine's own last words
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +250,11 @@ class Finding:
     checker: str
     text: str
     data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_law(self) -> bool:
+        """Found by another check than identity (whose findings divergences explain) and no crash."""
+        return self.checker not in _COUNTED_APART
 
     def __str__(self) -> str:
         return f"{self.checker}: {self.text}"
@@ -271,7 +277,7 @@ def verdict_of(
 ) -> tuple[Verdict, str]:
     """The verdict and its reason (empty for a pass): the only place where one is made.
 
-    ``sessions`` were compared; ``required`` names the marks that may not be zero in ``marks``; ``inexact``
+    ``sessions`` were judged; ``required`` names the marks that may not be zero in ``marks``; ``inexact``
     says why logits cannot be compared here. Other logits than alone count under tier bits, unless they cannot
     be compared; in ``stock`` they are weighed as noise, whose checker has the word. Everything else counts
     always. Where nothing is wrong, nothing compared and bits that could not be compared are unknown.
@@ -315,7 +321,7 @@ class Outcome:
     @property
     def problems(self) -> tuple[str, ...]:
         """Findings other than of identity, one sentence each."""
-        return tuple(str(finding) for finding in self.findings if finding.checker not in _COUNTED_APART)
+        return tuple(str(finding) for finding in self.findings if finding.is_law)
 
     def verdict_for(self, tier: Tier, *, inexact: str = "") -> Verdict:
         """The verdict when ``tier`` is compared."""

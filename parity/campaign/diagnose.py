@@ -12,9 +12,8 @@ from enum import Enum
 from parity.campaign.rerun import Rerun
 from parity.cases.shrink import fault_signature, first_divergence, moved_by_rounding, without_sessions
 from parity.checkers.ends import REPRODUCIBILITY
-from parity.checkers.noise import NOISE
 from parity.models.families import load_family
-from parity.records import BITS, BYTES, Case, Divergence, FaultKind, Outcome, Verdict
+from parity.records import Case, Divergence, FaultKind, Outcome, Verdict
 
 
 class Cause(Enum):
@@ -57,9 +56,8 @@ def diagnose(case: Case, run: Rerun) -> Diagnosis | None:
         return Diagnosis(
             cause=Cause.NOT_REPRODUCIBLE, evidence=(*outcome.problems, "two runs of the case differ")
         )
-    laws = tuple(str(f) for f in outcome.findings if f.checker not in (BITS, BYTES, NOISE))
-    if laws or not outcome.divergences:
-        return Diagnosis(cause=Cause.SCHEDULING_FAULT, evidence=laws or (outcome.reason,))
+    if outcome.problems or not outcome.divergences:
+        return Diagnosis(cause=Cause.SCHEDULING_FAULT, evidence=outcome.problems or (outcome.reason,))
     return _diagnose_divergence(case, first_divergence(outcome), run)
 
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 
-from parity.checkers.noise import NOISE
-from parity.records import BITS, BYTES, Case, Divergence, Outcome, Verdict
+from parity.records import Case, Divergence, Outcome, Verdict
 from scheduler.records import SamplingParams
 
 # -- What kind of failure an outcome is: equal signatures are taken for the same fault.
@@ -33,7 +32,7 @@ def fault_signature(outcome: Outcome) -> tuple[str, ...]:
         return ()
     if outcome.crashed:
         return ("crash", _shape(outcome.reason))
-    if broken := [finding for finding in outcome.findings if finding.checker not in (BITS, BYTES, NOISE)]:
+    if broken := [finding for finding in outcome.findings if finding.is_law]:
         return ("problem", broken[0].checker)
     if outcome.divergences:
         case, first = outcome.case, first_divergence(outcome)

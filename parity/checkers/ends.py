@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from parity.checkers.checker import Expectation
+from parity.checkers.identity import first_difference
 from parity.history import Run, session_index
 from parity.records import FaultKind, Finding
 from scheduler.loop import MAX_ENGINE_FAILURES
@@ -22,6 +23,7 @@ ENGINE_FAULTS = frozenset(
 
 
 ENDS, ENGINE, MEMORY, REPRODUCIBILITY = "ends", "engine", "memory", "reproducibility"
+STREAM = "stream"
 
 
 class EndsChecker:
@@ -32,6 +34,33 @@ class EndsChecker:
     def check(self, run: Run, expectation: Expectation) -> Iterable[Finding]:
         for rule in (_partition, _tokens_after_cancel, _untyped_errors, _unnamed_stages, _tried_again):
             yield from rule(run)
+
+
+class StreamChecker:
+    """What a session ended with is what its caller was given token by token, none doubled and none lost.
+
+    A step in flight when its session is cancelled returns to nobody.
+    """
+
+    name = STREAM
+
+    def check(self, run: Run, expectation: Expectation) -> Iterable[Finding]:
+        cancelled = {f.session: f.step for f in reversed(run.fired) if f.kind is FaultKind.CANCEL}
+        for index, end in sorted(run.completions.items()):
+            given = list(zip(run.emitted_at.get(index, ()), run.streams.get(index, ()), strict=True))
+            if end.reason is FinishReason.CANCELLED and index in cancelled:
+                given = [(step, token) for step, token in given if step < cancelled[index]]
+            tokens = [token for _, token in given]
+            if tokens == list(end.tokens):
+                continue
+            first = first_difference(tokens, end.tokens)
+            at = given[first][0] if first < len(given) else given[-1][0] if given else None
+            text = (
+                f"session {index} was given {len(tokens)} tokens and ended with {len(end.tokens)}; "
+                f"they part at its token {first}"
+            )
+            known = {} if at is None else {"step": at}
+            yield Finding(STREAM, text, {**known, "session": index, "token": first})
 
 
 class EngineChecker:

@@ -11,9 +11,7 @@ import numpy as np
 from parity.checkers.checker import Expectation
 from parity.checkers.identity import Comparison, compare_run, differing
 from parity.history import Run
-from parity.records import Finding
-
-NOISE = "noise"
+from parity.records import NOISE, Finding
 
 # A first difference is noise up to this many times the 99th percentile of the other sessions, but always up
 # to the first and never beyond the second share of the row's spread: rounding moved first rows by at most

@@ -12,7 +12,7 @@ from parity.run.judge import OracleAnswers, judge, question
 from parity.engines.numerics import NumericsProfile
 from parity.run.oracle import Question
 from parity.run.profiles import (engine_fingerprint, profile_of)
-from parity.records import Tier
+from parity.records import Tier, Verdict
 from parity.run.runner import (Runner, known_family, known_model, process_runner)
 from parity.processes import shared_worker
 from scheduler.limits import Layout

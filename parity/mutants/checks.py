@@ -15,10 +15,10 @@ import parity.run.drive as drive_module
 import parity.run.judge as judge_module
 import parity.run.runner as exact_runner
 import scheduler.loop as loop_module
-from parity.checkers.ends import EndsChecker, ReproducibilityChecker
+from parity.checkers.ends import EndsChecker, ReproducibilityChecker, StreamChecker
 from parity.checkers.identity import Comparison
 from parity.engines.exact_memory import ExactPool
-from parity.history import Run
+from parity.history import Answer, Run
 from parity.mutants import cases, find_mutant
 from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial
 from parity.mutants.seam import method_plant
@@ -82,6 +82,25 @@ def _first_token_only(original: Callable[..., Any], reach: Reach) -> Callable[..
         ]
 
     return compare_run
+
+
+def _sixteen_tokens(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def compare_session(session: int, expected: Answer, actual: Answer, *, complete: bool) -> Comparison:
+        reach()
+        short = [Answer(answer.tokens[:16], answer.digests[:16]) for answer in (expected, actual)]
+        return original(session, *short, complete=complete)
+
+    return compare_session
+
+
+def _stopped_is_incomplete(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def compare_session(session: int, expected: Answer, actual: Answer, *, complete: bool) -> Comparison:
+        ended_early = len(actual.tokens) < len(expected.tokens)
+        if ended_early and complete:
+            reach()
+        return original(session, expected, actual, complete=complete and not ended_early)
+
+    return compare_session
 
 
 def _length_ignored(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
@@ -182,6 +201,29 @@ MUTANTS = (
         REPLAY,
     ),
     _checker(
+        "checker_compares_sixteen_tokens",
+        "Only the first sixteen tokens are compared.",
+        method_plant(identity_module, "compare_session", _sixteen_tokens),
+        must_see(
+            "foreign_token_after_twenty_of_its_own", Killer.BITS, cases.lockstep("llama", max_tokens=30)
+        ),
+        must_see(
+            "foreign_token_after_twenty_of_its_own", Killer.BYTES, cases.lockstep("llama", max_tokens=30)
+        ),
+    ),
+    _checker(
+        "stopped_sessions_compared_as_far_as_they_went",
+        "A session that ended by a stop token may end anywhere.",
+        method_plant(identity_module, "compare_session", _stopped_is_incomplete),
+        must_see("stopped_by_any_token", Killer.BYTES, cases.stopped("llama")),
+    ),
+    _checker(
+        "checker_of_streams_blind",
+        "Nobody compares what a caller was given with what the session ended with.",
+        method_plant(StreamChecker, "check", nothing_found),
+        must_see("token_streamed_twice", Killer.STREAM, cases.preempted("llama")),
+    ),
+    _checker(
         "checker_ignores_length",
         "An answer that is too short or too long counts as equal.",
         method_plant(identity_module, "compare_run", _length_ignored),
@@ -220,7 +262,7 @@ MUTANTS = (
     _checker(
         "conservation_unchecked",
         "Cells and ids are not counted after a step.",
-        method_plant(drive_module, "check_conservation", nothing_found),
+        method_plant(drive_module, "find_losses", nothing_found),
         must_see("cell_leaked_at_every_end", Killer.CONSERVATION, cases.mixed("llama")),
     ),
     _checker(

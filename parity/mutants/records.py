@@ -24,6 +24,7 @@ class Killer(Enum):
     CONSERVATION = "conservation"  # a cell, an id or a prefix entry lost or doubled
     MEMORY = "memory"  # something is still held when nothing is live
     ENDS = "ends"  # a session ends not once, or not with what it had
+    STREAM = "stream"  # a caller that streams was given other tokens than the session ended with
     ENGINE = "engine"  # the engine refused a step although nothing was injected
     REPRODUCIBILITY = "reproducibility"  # the case differs from itself
     CRASH = "crash"  # the engine would end, or ended, the process

@@ -7,7 +7,13 @@ from collections import Counter
 import numpy as np
 
 from parity.checkers.checker import Alone, Checker, Expectation, broken_checker, check_all
-from parity.checkers.ends import EndsChecker, EngineChecker, MemoryChecker, ReproducibilityChecker
+from parity.checkers.ends import (
+    EndsChecker,
+    EngineChecker,
+    MemoryChecker,
+    ReproducibilityChecker,
+    StreamChecker,
+)
 from parity.checkers.identity import IdentityChecker, compare_run, explain_divergence
 from parity.checkers.marks import count_marks
 from parity.checkers.noise import Change, NoiseChecker, Weighed, first_step, row_distance, weigh_noise
@@ -18,7 +24,13 @@ from scheduler.limits import Layout
 
 NOISE_SAMPLES = 2000
 MARKS = "marks"
-LAWS: tuple[Checker, ...] = (ReproducibilityChecker(), EndsChecker(), EngineChecker(), MemoryChecker())
+LAWS: tuple[Checker, ...] = (
+    ReproducibilityChecker(),
+    EndsChecker(),
+    StreamChecker(),
+    EngineChecker(),
+    MemoryChecker(),
+)
 
 
 class LogitsRecorder:
@@ -89,7 +101,8 @@ def judge(case: Case, first: Run, second: Run, alone: Alone) -> Outcome:
         marks = count_marks(first)
     except Exception as error:  # what was exercised is not known: as red as a checker that broke
         marks, findings = {}, earliest_first((*findings, broken_checker(MARKS, error)))
-    verdict, _ = verdict_of(findings, sessions=len(comparisons), tier=Tier.BITS, layout=case.layout)
+    ended = len(first.completions) + len(first.refusals)  # who never had a token was judged by its end
+    verdict, _ = verdict_of(findings, sessions=ended, tier=Tier.BITS, layout=case.layout)
     return Outcome(
         case=case,
         verdict=verdict,

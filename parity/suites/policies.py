@@ -55,7 +55,7 @@ def real_verdicts(policies: list[str], tick: Callable[[str], None]) -> dict[str,
 def judge_outcome(outcome: Outcome) -> tuple[Verdict, str]:
     """A run in which nobody finished proves nothing."""
     case: Case = outcome.case
-    if outcome.verdict is Verdict.UNKNOWN:
+    if outcome.verdict is Verdict.PASS and not outcome.sessions:
         return Verdict.UNKNOWN, f"{case.family}: no session was compared"
     said = f"{case.family} {outcome.bit_identical}/{outcome.sessions}"
     if outcome.verdict is not Verdict.PASS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,9 @@ from parity.records import (
     outcome_to_data,
     verdict_of,
 )
+from parity.run.explain import explain_outcome
 from scheduler.limits import Layout
+from tests.parity.gate_results import DIVERGENCE
 
 UNIFIED, STREAMS, STOCK = Layout.UNIFIED, Layout.STREAMS, Layout.STOCK
 BITS, BYTES = Tier.BITS, Tier.BYTES
@@ -148,3 +151,25 @@ def test_findings_come_out_of_a_worker_and_problems_stay_texts() -> None:
     data = outcome_to_data(Outcome(case=case, verdict=FAIL, crashed=True, findings=findings))
     assert data["problems"] == ["ends: session 3 ended twice"]
     assert outcome_from_data(case, data).findings == findings
+
+
+def test_every_finding_is_told_the_earliest_first() -> None:
+    late = replace(DIVERGENCE, session=1, scheduler_step=20)
+    findings = (
+        Finding("conservation", "cells 3 are lost", {"step": 7}),
+        Finding("ends", "session 3 ended twice", {"step": 25}),
+        Finding("memory", "something is left"),
+    )
+    divergences = tuple(replace(late, session=session) for session in range(6))
+    case = landmark("llama", UNIFIED)
+    text = explain_outcome(Outcome(case=case, verdict=FAIL, findings=findings, divergences=divergences))
+    places = [
+        text.index(part)
+        for part in (
+            "problem: conservation: cells 3 are lost",
+            *(f"session {session} differs first" for session in range(6)),
+            "problem: ends: session 3 ended twice",
+            "problem: memory: something is left",
+        )
+    ]
+    assert places == sorted(places)
