@@ -5,6 +5,8 @@ layouts, and against llama-server.
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +27,7 @@ from parity.bench.replay import CallRecorder, replay_s
 from parity.bench.workload import Lengths, Workload
 from parity.errors import UsageError
 from parity.models import resolve_model
+from parity.processes import WORKER_DEFAULTS, bound_to_this_process
 from parity.serve.served_model import EngineSettings, ServedModel, open_served
 from scheduler.limits import Layout
 
@@ -192,10 +195,14 @@ def free_port() -> int:
 @contextlib.contextmanager
 def running_server(command: Sequence[str], url: str) -> Iterator[str]:
     """A server process until its ``/health`` answers 200; ended by SIGTERM. Raises ``UsageError``."""
-    try:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    except OSError as error:
-        raise UsageError("server cannot be started", where=command[0], why=str(error.strerror)) from error
+    if shutil.which(command[0]) is None:
+        raise UsageError("server cannot be started", where=command[0], why="there is no such program")
+    process = subprocess.Popen(
+        bound_to_this_process(command),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**WORKER_DEFAULTS, **os.environ},
+    )
     try:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not _is_healthy(url):
