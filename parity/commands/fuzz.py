@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import click
@@ -137,7 +138,7 @@ def command(
         tally.found.update(
             {signature: found for signature, found in again.items() if signature not in tally.found}
         )
-    keep_failures(tally, plan, out)
+    keep_failures(tally, plan, out, shrink=not tally.cut_off)
     if database is not None:
         for found in tally.found.values():
             open_database(database).save(DATABASE_KEY, found.case.to_json().encode())
@@ -147,7 +148,7 @@ def command(
     if tally.found:
         return ExitCode.FAIL
     missing = require_coverage and (tally.missing_marks or tally.missing_pairs)
-    return ExitCode.UNKNOWN if missing or not tally.cases else ExitCode.PASS
+    return ExitCode.UNKNOWN if missing or tally.cut_off or not tally.cases else ExitCode.PASS
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -199,21 +200,29 @@ def _explore(
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("exploring", total=60 * minutes)
+        tally = Tally()
 
         def show(tally: Tally) -> None:
             progress.update(task, completed=tally.seconds, description=progress_line(tally))
 
-        with open_executor(executor, jobs) as pool:
-            return run_campaign(
-                plan,
-                pool,
-                minutes=minutes,
-                jobs=jobs,
-                shard=shard,
-                max_batches=batches,
-                collect=collect,
-                on_batch=show,
-            )
+        try:
+            with open_executor(executor, jobs) as pool:
+                run_campaign(
+                    plan,
+                    pool,
+                    minutes=minutes,
+                    jobs=jobs,
+                    shard=shard,
+                    max_batches=batches,
+                    collect=collect,
+                    on_batch=show,
+                    tally=tally,
+                )
+        except KeyboardInterrupt:
+            tally.cut_off = "interrupted"
+        except BrokenProcessPool as error:
+            tally.cut_off = f"a process of the campaign died: {error}"
+        return tally
 
 
 def progress_line(tally: Tally) -> str:
@@ -227,6 +236,8 @@ def progress_line(tally: Tally) -> str:
 
 def _report(tally: Tally) -> None:
     click.echo(f"{progress_line(tally)}, {tally.sessions} sessions, {tally.seconds:.0f} s")
+    if tally.cut_off:
+        click.echo(f"not finished: {tally.cut_off}")
     if tally.missing_marks:
         click.echo(f"marks never hit: {', '.join(tally.missing_marks)}")
     if tally.missing_pairs:

@@ -25,6 +25,7 @@ from parity.checkers.policy import (
 from parity.checkers.service import client_reports, service_of, starved_clients
 from parity.errors import UsageError
 from parity.models.families import load_families
+from parity.processes import bound_to_this_process
 from parity.records import Case, Fault, FaultKind, Outcome, Session, Verdict
 from parity.run.contained import run_case
 from parity.run.runner import replay, run_exact_case
@@ -347,7 +348,10 @@ def contract_tests() -> Iterator[ContractTests]:
             f"--junitxml={report}",
         ]
         process = subprocess.Popen(
-            arguments, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            bound_to_this_process(arguments),
+            cwd=REPOSITORY,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
         try:
             yield ContractTests(process, report)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from tests.parity.gate_results import DIVERGENCE
 
 from parity.cases.strategies import landmark
 from parity.checkers.checker import Expectation, check_all
@@ -22,7 +23,6 @@ from parity.records import (
 )
 from parity.run.explain import explain_outcome
 from scheduler.limits import Layout
-from tests.parity.gate_results import DIVERGENCE
 
 UNIFIED, STREAMS, STOCK = Layout.UNIFIED, Layout.STREAMS, Layout.STOCK
 BITS, BYTES = Tier.BITS, Tier.BYTES
