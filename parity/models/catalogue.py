@@ -12,8 +12,9 @@ from filelock import FileLock
 
 from parity.errors import UsageError
 from parity.models.builder import ModelSize, replaced_file
-from parity.models.facts import read_facts, read_header
+from parity.models.facts import read_facts
 from parity.models.families import Family, KvClass, ModelRow, RowSource, load_families
+from parity.models.gguf import read_header, shown
 from parity.models.package_source import resolve_package_file
 from parity.models.quantise import FILE_TYPES, quantised_file
 from parity.store import cache_dir, file_sha256, verified_sha256
@@ -100,7 +101,7 @@ def check_file_is_row(path: Path, family: Family, row: ModelRow) -> None:
     facts = read_facts(path)
     why = ""
     if facts.architecture != family.architecture:
-        why = f"its architecture is {facts.architecture!r}, the family's is {family.architecture!r}"
+        why = f"its architecture is {shown(facts.architecture)}, the family's is {family.architecture!r}"
     elif facts.n_layer != row.n_layer:
         why = f"it has {facts.n_layer} layers, the row says {row.n_layer}"
     elif facts.is_mla is not (family.kv_class is KvClass.MLA):
@@ -220,7 +221,7 @@ def _any_file(path: Path) -> ModelFile:
     if owner is None:
         known = ", ".join(family.architecture for family in load_families().values())
         raise UsageError(
-            f"architecture {architecture!r} belongs to no family",
+            f"architecture {shown(architecture)} belongs to no family",
             where=str(path),
             why=f"known are {known}",
             todo="add a manifest for it",

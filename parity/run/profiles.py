@@ -16,7 +16,7 @@ from typing import Any
 from parity.engines.numerics import NumericsProfile, profile_candidates
 from parity.errors import UsageError
 from parity.models import resolve_model
-from parity.models.facts import read_header
+from parity.models.gguf import read_header
 from parity.processes import CallFailed, Worker, WorkerDied, shared_worker
 from parity.records import Case, Provenance, Session
 from parity.store import REPOSITORY, cache_dir, file_sha256, save_text

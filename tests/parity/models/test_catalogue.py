@@ -11,8 +11,8 @@ from parity.cli import main
 from parity.errors import ExitCode, UsageError
 from parity.models import resolve_model
 from parity.models.catalogue import check_file_is_row
-from parity.models.facts import read_header
 from parity.models.families import load_families
+from parity.models.gguf import read_header
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ import yaml
 from parity.engines.llama import ContextSettings, LlamaContext, LlamaModel
 from parity.errors import UsageError
 from parity.models import resolve_model
-from parity.models.facts import ModelFacts, derive_facts, read_facts, read_header
+from parity.models.facts import ModelFacts, derive_facts, read_facts
 from parity.models.families import family_names, load_families
+from parity.models.gguf import read_header
 from parity.models.slice import LayerRange, slice_model
 from parity.models.splits import (
     Split,
