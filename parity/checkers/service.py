@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from parity.checkers.outcomes import End, OutcomeLedger, Served, ledger_of, served_sessions
+from parity.checkers.outcomes import OutcomeLedger, Served, ledger_of, served_sessions
 from parity.history import Run
 from scheduler.records import Phase
 
