@@ -23,7 +23,9 @@ class TraceStep:
 
 @dataclass(slots=True)
 class Run:
-    """The history of one case. ``emitted_at[i]`` lists the scheduler step of every token of session i."""
+    """The history of one case. ``emitted_at[i]`` lists the scheduler step of every token of session i,
+    ``ended_at[i]`` is the step after which its completion was there.
+    """
 
     case: Case
     completions: dict[int, Completion] = field(default_factory=dict)
@@ -31,6 +33,7 @@ class Run:
     records: list[StepRecord] = field(default_factory=list)
     trace: list[TraceStep] = field(default_factory=list)
     emitted_at: dict[int, list[int]] = field(default_factory=dict)
+    ended_at: dict[int, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     fired: list[Fault] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # what the engine said when a step failed

@@ -141,6 +141,7 @@ class Driver:
             if index in self.run.completions:
                 self.run.problems.append(f"ends: session {index} ended twice")
             self.run.completions[index] = completion
+            self.run.ended_at[index] = self._step
 
     def _check_partition(self) -> None:
         """Every offered session has exactly one end: a completion or a refusal."""
