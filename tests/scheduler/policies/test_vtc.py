@@ -11,10 +11,10 @@ from parity.checkers.claims import claim_vtc_bound
 from parity.checkers.service import service_of
 from parity.records import Fault, FaultKind
 from parity.run.runner import replay
+from parity.suites.workloads import TICK_MS, play, session, workload
 from scheduler.policies import make_policy
 from scheduler.policies.vtc import Vtc
 from scheduler.records import Request, SessionState, SessionView
-from tests.scheduler.policies.workloads import TICK_MS, play, session, workload
 
 # ---------------------------------------------------------------------------------------------------------
 
