@@ -37,7 +37,8 @@ class Run:
     """The history of one case.
 
     ``emitted_at[i]`` lists the scheduler step of every token of session i, ``streams[i]`` those tokens as the
-    engine gave them, which is what a caller that streams has seen. ``findings`` are what the driver
+    engine gave them, which is what a caller that streams has seen, ``ended_at[i]`` the step after which its
+    completion was there. ``findings`` are what the driver
     saw go wrong while it ran: no progress, illegal transitions, lost cells, ends. ``answers`` are what the
     sessions gave, ``logits`` their rows, float32 [n_vocab] for each generated token, where the engine shows
     them; ``leftovers`` the sequences that still hold cells after the case, ``lost`` which stage of a chain
@@ -51,6 +52,7 @@ class Run:
     trace: list[TraceStep] = field(default_factory=list)
     emitted_at: dict[int, list[int]] = field(default_factory=dict)
     streams: dict[int, list[int]] = field(default_factory=dict)
+    ended_at: dict[int, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     fired: list[Fault] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # what the engine said when a step failed

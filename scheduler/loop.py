@@ -350,12 +350,12 @@ class Scheduler:
 
     def _enter(self, view: SessionView, cached: int, now_ms: float) -> None:
         record = self._record
-        record.prefix_hits += cached > 0
-        record.prefix_misses += cached == 0
-        record.prefix_tokens_saved += cached
         if view.state is SessionState.SUSPENDED:
-            self._resume(view, cached, now_ms)
+            self._resume(view, cached, now_ms)  # what it finds again of its own is no hit
         else:
+            record.prefix_hits += cached > 0
+            record.prefix_misses += cached == 0
+            record.prefix_tokens_saved += cached
             record.admitted += 1
             self._observe("admitted", self.table.apply_entry(view.request_id, cached, None), now_ms)
 

@@ -22,6 +22,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
 from parity.campaign.rerun import Rerun
 from parity.cases.files import save_failing_case
+from parity.cases.policy_options import PolicyOptions
 from parity.cases.scenarios import SCENARIOS
 from parity.cases.shrink import fault_signature, is_same_fault, shrink_case
 from parity.cases.strategies import FEATURES, cases, landmark, steady_backend
@@ -52,6 +53,7 @@ class Plan:
 
     families: tuple[str, ...]
     policies: tuple[str, ...] = ()
+    policy_options: PolicyOptions = ()
     layouts: tuple[Layout, ...] = DEFAULT_LAYOUTS
     seed: int = 0
     exact: bool = False
@@ -72,6 +74,7 @@ class Plan:
             "family": self.families[number % len(self.families)],
             "layout": layout.value,
             "policy": own or drawn,
+            "policy_options": self.policy_options,
             "template": template.name if template is not None else "",
             "exact": self.exact,
             "mutant": self.mutant,
@@ -86,8 +89,9 @@ def draw_batch(order: dict[str, Any]) -> list[Case]:
         scenario = next(s for s in SCENARIOS if s.name == order["template"])
         strategy = scenario.at(family, layout, policy=policy)
     else:
-        strategy = cases(family, layout, policy=policy)
-        drawn.append(landmark(family, layout, policy=policy))
+        options = tuple((name, value) for name, value in order["policy_options"])
+        strategy = cases(family, layout, policy=policy, policy_options=options)
+        drawn.append(landmark(family, layout, policy=policy, policy_options=options))
 
     @seed(order["seed"] * 1_000_003 + order["number"])
     @settings(

@@ -5,11 +5,12 @@ starved; with the SLO beside it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from parity.checkers.outcomes import OutcomeLedger, Served, ledger_of, served_sessions
-from parity.history import Run
-from scheduler.records import Phase
+from parity.history import Run, session_index
+from scheduler.policy.plan import NOT_READY
+from scheduler.records import IntentKind, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +29,17 @@ class ServiceEvent:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLedger:
-    """Weighted service ``w_p * input rows + w_q * outputs`` from completed results alone."""
+    """Weighted service ``w_p * input rows + w_q * outputs`` from completed results alone.
+
+    ``blocked`` has the intervals (start, stop) in ms in which a session, by index, was not ready: it waited
+    for a foreign owner, not for the scheduler.
+    """
 
     events: tuple[ServiceEvent, ...]
     served: tuple[Served, ...]
     input_weight: int
     output_weight: int
+    blocked: Mapping[int, tuple[tuple[float, float], ...]] = field(default_factory=dict)
 
     def cost(self, event: ServiceEvent) -> int:
         return self.input_weight * event.input_rows + self.output_weight * event.outputs
@@ -52,6 +58,18 @@ class ServiceLedger:
             for item in self.served
             if item.client_id == client_id
         )
+
+    def eligible(self, client_id: str) -> list[tuple[float, float]]:
+        """Intervals (start, stop) in ms in which the client had a live request that was ready."""
+        spans: list[tuple[float, float]] = []
+        for item in self.served:
+            if item.client_id == client_id:
+                start, stop = item.arrival_ms, float("inf") if item.ended_ms is None else item.ended_ms
+                for low, high in self.blocked.get(item.session, ()):
+                    spans.append((start, min(low, stop)))
+                    start = max(start, high)
+                spans.append((start, stop))
+        return merged_spans((start, stop) for start, stop in spans if start < stop)
 
     def joint_backlog(self, first: str, second: str) -> list[tuple[float, float]]:
         """Intervals in which both clients were continuously backlogged."""
@@ -117,15 +135,33 @@ def service_of(
                     )
                 )
     return ServiceLedger(
-        tuple(events), tuple(served_sessions(run, until_ms=until_ms)), input_weight, output_weight
+        tuple(events),
+        tuple(served_sessions(run, until_ms=until_ms)),
+        input_weight,
+        output_weight,
+        _blocked(run),
     )
 
 
+def _blocked(run: Run) -> dict[int, tuple[tuple[float, float], ...]]:
+    """When each session was passed over because it was not ready, in order."""
+    spans: dict[int, list[tuple[float, float]]] = {}
+    for traced in run.trace:
+        start = traced.flight.started_ms
+        for intent in traced.flight.plan.intents:
+            if intent.kind is IntentKind.DEFER and intent.reason.startswith(NOT_READY):
+                index = session_index(intent.request_id)
+                spans.setdefault(index, []).append((start, start + run.case.ms_per_step))
+    return {index: tuple(merged_spans(found)) for index, found in spans.items()}
+
+
 def starved_clients(ledger: ServiceLedger, *, start_ms: float, stop_ms: float) -> list[str]:
-    """Clients that were backlogged from ``start_ms`` to ``stop_ms`` and completed nothing in between."""
+    """Clients that could have been served all the time from ``start_ms`` to ``stop_ms``, and completed
+    nothing in between. How their requests ended later, or that they were cancelled then, changes nothing.
+    """
     starved = []
     for client_id in dict.fromkeys(item.client_id for item in ledger.served):
-        eligible = any(start <= start_ms and stop_ms <= stop for start, stop in ledger.backlog(client_id))
+        eligible = any(start <= start_ms and stop_ms <= stop for start, stop in ledger.eligible(client_id))
         served = any(
             event.client_id == client_id and start_ms < event.at_ms <= stop_ms for event in ledger.events
         )

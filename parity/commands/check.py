@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from parity.cases.policy_options import parse_policy_options, policy_option
 from parity.commands import check_endpoint
 from parity.errors import ExitCode, UsageError
 from parity.models import resolve_model
@@ -50,6 +51,7 @@ from scheduler.policies import policy_names
     metavar="NAME",
     help="Scheduling policy.",
 )
+@policy_option
 @click.option(
     "--sessions",
     default=200,
@@ -81,6 +83,7 @@ def command(
     layouts: tuple[str, ...],
     model: str | None,
     policy: str,
+    policy_options: tuple[str, ...],
     sessions: int,
     tier: str | None,
     scheduler: str | None,
@@ -109,6 +112,7 @@ def command(
     options = {
         "model": model,
         "policy": policy,
+        "policy_options": parse_policy_options(policy, policy_options),
         "min_sessions": sessions,
         "seed_value": seed,
         "tier": brought.tier if tier is None else Tier(tier),

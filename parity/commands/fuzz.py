@@ -26,6 +26,7 @@ from parity.campaign.campaign import (
     run_campaign,
 )
 from parity.campaign.rerun import Rerun
+from parity.cases.policy_options import PolicyOptions, parse_policy_options, policy_option
 from parity.cases.shrink import fault_signature
 from parity.checkers.marks import MARKS
 from parity.errors import ExitCode, UsageError
@@ -59,6 +60,7 @@ REGRESSIONS = Path("tests") / "regressions"
 @click.option(
     "--policy", "policies", multiple=True, metavar="NAME", help="Only this policy; may be repeated."
 )
+@policy_option
 @click.option(
     "--layout",
     "layouts",
@@ -103,6 +105,7 @@ REGRESSIONS = Path("tests") / "regressions"
 def command(
     families: tuple[str, ...],
     policies: tuple[str, ...],
+    policy_options: tuple[str, ...],
     layouts: tuple[str, ...],
     seed: int,
     shard: str,
@@ -122,6 +125,7 @@ def command(
     plan = Plan(
         families=_known(families),
         policies=_known_policies(policies),
+        policy_options=_options_of(policies, policy_options),
         seed=seed,
         exact=exact,
         mutant=mutant,
@@ -163,6 +167,13 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 def _known(families: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(load_family(name).name for name in dict.fromkeys(families)) or tuple(load_families())
+
+
+def _options_of(policies: tuple[str, ...], texts: tuple[str, ...]) -> PolicyOptions:
+    """Fixed options belong to one policy; without any each case draws its own."""
+    if texts and len(policies) != 1:
+        raise UsageError("--policy-option", why="it does not say of which policy", todo="give one --policy")
+    return parse_policy_options(policies[0], texts) if texts else ()
 
 
 def _known_policies(policies: tuple[str, ...]) -> tuple[str, ...]:

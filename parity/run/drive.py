@@ -223,3 +223,4 @@ class Driver:
             if index in self.run.completions:
                 self._found(ENDS, f"session {index} ended twice", session=index)
             self.run.completions[index] = completion
+            self.run.ended_at[index] = self._step

@@ -8,6 +8,7 @@ from enum import Enum
 
 from scheduler.policy.base import Policy
 from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, READINESS, TOKENS, Contract
+from scheduler.policy.plan import NOT_READY
 from scheduler.policy.state import SchedulerState
 from scheduler.records import PolicyIdentity, SessionView
 
@@ -87,7 +88,7 @@ class LayerReady(Policy):
             if self.are_layers_ready(plan.state, view):
                 super().fill(plan, (view,))
             else:
-                plan.defer(view, "a layer would be late")
+                plan.defer(view, f"{NOT_READY}a layer would be late")
 
 
 def layer_fact(value: LayerFact | Sequence) -> LayerFact:

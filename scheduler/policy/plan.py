@@ -21,6 +21,9 @@ from scheduler.rooms import Room
 if TYPE_CHECKING:
     from scheduler.memory import Place
 
+# How the reason of a DEFER begins when a session waits for a foreign owner, not for room or for its turn.
+NOT_READY = "not ready: "
+
 
 class Seams(Protocol):
     """What composing a plan asks of its policy (``scheduler.policy.base.Policy`` documents each)."""

@@ -14,8 +14,8 @@ from parity.checkers.policy import (
     check_original_clocks,
     check_published_service,
 )
-from parity.checkers.service import service_of
-from parity.records import Fault, FaultKind
+from parity.checkers.service import service_of, starved_clients
+from parity.records import Case, Fault, FaultKind, Session
 from parity.run.runner import replay
 from parity.suites.policies import busy_case
 from scheduler.records import PlannedChunk, ServiceLevel, SessionView
@@ -196,3 +196,83 @@ def test_physical_facts_in_a_plan_are_rejected(mutate):
     assert check_logical_plans(run) == []
     run.trace[0].flight.plan = mutate(run.trace[0].flight.plan)
     assert [problem.split(":")[0] for problem in check_logical_plans(run)] == ["physical"]
+
+
+# -- windows
+
+
+def waited_and_gave_up(cancelled_at: int, blocked: bool = False):
+    """One lane of ten steps for s0 of client a; s1 of client b waits, and is cancelled."""
+    holder = Session(prompt=(1,), max_tokens=10, client_id="a")
+    waits = Session(prompt=(2,), max_tokens=1, client_id="b")
+    layer = {"policy": "layer_ready", "policy_options": (("facts", {"s1": [["miss", 0]]}),)}
+    return replay(
+        Case(
+            family="llama",
+            model="llama",
+            sessions=(holder, waits),
+            max_num_seqs=1,
+            prefix_cache=False,
+            faults=(Fault(kind=FaultKind.CANCEL, step=cancelled_at, session=1),),
+            **(layer if blocked else {}),
+        )
+    ).run
+
+
+def test_a_session_that_waited_ended_when_it_was_cancelled():
+    item = served_sessions(waited_and_gave_up(6))[1]
+    assert (item.end, item.ended_ms, item.emissions_ms) == (End.CANCELLED, 60.0, ())
+
+
+@pytest.mark.parametrize(("until_ms", "end"), [(60.0, End.CANCELLED), (59.9, End.OPEN)])
+def test_a_cancel_after_the_window_leaves_its_session_open(until_ms, end):
+    assert served_sessions(waited_and_gave_up(6), until_ms=until_ms)[1].end is end
+
+
+@pytest.mark.parametrize(("until_ms", "end"), [(40.0, End.REJECTED), (39.9, End.OPEN)])
+def test_a_rejection_after_the_window_leaves_its_session_open(until_ms, end):
+    """One lane; s1 is due at 45 and needs a tick of 10: it is given up at 40."""
+    case = Case(
+        family="llama",
+        model="llama",
+        sessions=(
+            Session(prompt=(1,), max_tokens=10),
+            Session(prompt=(2,), max_tokens=1, slo=ServiceLevel(ttft_ms=45.0)),
+        ),
+        max_num_seqs=1,
+        policy_options=(("overload", {"kind": "reject_infeasible"}),),
+    )
+    assert served_sessions(replay(case).run, until_ms=until_ms)[1].end is end
+
+
+def test_a_client_that_waited_in_vain_and_was_cancelled_is_starved_until_then():
+    ledger = service_of(waited_and_gave_up(6))
+    assert starved_clients(ledger, start_ms=0.0, stop_ms=60.0) == ["b"]
+    assert starved_clients(ledger, start_ms=0.0, stop_ms=60.1) == []
+
+
+def test_a_client_whose_layers_are_elsewhere_is_not_starved():
+    ledger = service_of(waited_and_gave_up(6, blocked=True))
+    assert ledger.backlog("b") == [(0.0, 60.0)]
+    assert ledger.eligible("b") == []
+    assert starved_clients(ledger, start_ms=0.0, stop_ms=60.0) == []
+
+
+def test_a_resumed_session_finds_no_prefix_hit():
+    """A prefix of eight is resident; s1 shares seven of it, is suspended and finds it again."""
+    prompt = tuple(range(1, 9))
+    case = Case(
+        family="llama",
+        model="llama",
+        sessions=(
+            Session(prompt=prompt, max_tokens=1),
+            Session(prompt=prompt, max_tokens=9, arrival_step=2),
+        ),
+        prefix_block_tokens=1,
+        faults=(Fault(kind=FaultKind.PREEMPT, step=5, session=1),),
+    )
+    records = replay(case).run.records
+    assert sum(record.resumed for record in records) == 1
+    assert sum(record.prefix_hits for record in records) == 1
+    assert sum(record.prefix_misses for record in records) == 1
+    assert sum(record.prefix_tokens_saved for record in records) == 7

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 from click.testing import CliRunner
 
 import parity.commands.policies as policies_command
-from parity.commands.policies import command, judge_tests, show
+import scheduler.policies.orca as orca_module
+import scheduler.policies.scorpio_guard as scorpio_module
+import scheduler.policies.sglang_adder as sglang_module
+import scheduler.policies.vtc as vtc_module
+from parity.commands.policies import command, show
 from parity.errors import ExitCode, UsageError
 from parity.records import Verdict
-from parity.suites.policies import CHECKS, Tally, applies, check_policy, count_tests
+from parity.suites.contracts import CONTRACT_CHECKS, check_contract, differs
+from parity.suites.policies import CHECKS, applies, check_policy
 from scheduler.policies import contracts, policy_names
-
-REPORT = """<testsuites><testsuite>
-<testcase name="one"><properties><property name="policy" value="orca"/></properties></testcase>
-<testcase name="two"><properties><property name="policy" value="orca"/>
-<property name="policy" value="vtc"/></properties><failure>wrong</failure></testcase>
-<testcase name="three"><properties><property name="policy" value="aging"/></properties><skipped/></testcase>
-<testcase name="four"/></testsuite></testsuites>"""
 
 
 def invoke(*arguments: str):
@@ -61,43 +61,44 @@ def test_the_worst_verdict_is_the_exit_code(verdicts, code, capsys):
     assert said.count("FAIL: orca") == verdicts.count(Verdict.FAIL)
 
 
-def test_contract_tests_are_counted_by_policy_and_a_skip_is_no_pass():
-    counts = count_tests(REPORT)
-    assert counts == {
-        "orca": Tally(1, ("two",)),
-        "vtc": Tally(0, ("two",)),
-        "aging": Tally(0, ("three",)),
-    }
-    assert judge_tests(counts["orca"])[0] is Verdict.FAIL
+@pytest.mark.parametrize("name", contracts())
+def test_every_policy_and_measure_has_a_contract_in_numbers_and_keeps_it(name):
+    assert CONTRACT_CHECKS[name]
+    assert check_contract(name) == []
 
 
-def test_a_policy_whose_contract_no_test_ran_is_unknown():
-    assert judge_tests(Tally())[0] is Verdict.UNKNOWN
-    assert judge_tests(Tally(passed=2)) == (Verdict.PASS, "2")
+def test_a_number_that_is_another_one_and_a_policy_that_breaks_off_are_problems(monkeypatch):
+    def wrong():
+        yield from differs("the gap", 3, 2)
+
+    def broken():
+        raise RuntimeError("no plan")
+
+    monkeypatch.setitem(CONTRACT_CHECKS, "orca", [wrong, broken])
+    assert check_contract("orca") == ["wrong: the gap is 3, not 2", "broken: RuntimeError: no plan"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "wrong", "policy"),
+    [
+        (orca_module, "declared_total", lambda request: request.num_rows, "orca"),
+        (scorpio_module, "share", lambda view, tightest: Fraction(1), "scorpio_guard"),
+        (sglang_module.AdderLimits, "paged", lambda self, tokens: tokens, "sglang_adder"),
+        (vtc_module.Counters, "charge", lambda self, client, amount: self, "vtc"),
+    ],
+)
+def test_a_policy_with_wrong_numbers_breaks_its_contract(module, name, wrong, policy, monkeypatch):
+    monkeypatch.setattr(module, name, wrong)
+    assert check_contract(policy)
 
 
 def test_a_check_that_finds_something_turns_the_command_red(monkeypatch):
     monkeypatch.setitem(CHECKS, "parity", lambda policy: [f"{policy} changes bytes"])
     monkeypatch.setattr(policies_command, "real_verdicts", lambda policies, tick: {})
     monkeypatch.setattr(policies_command, "check_hash_seeds", lambda policies: [])
-    monkeypatch.setattr(policies_command, "contract_tests", _NoTests)
     result = invoke("--check", "orca")
     assert result.return_value is ExitCode.FAIL
     assert "FAIL: orca, parity: orca changes bytes" in result.output
-    assert "unknown: orca, contract tests: no contract test ran" in result.output
-
-
-class _NoTests:
-    """A machine without the tests."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error) -> None:
-        return None
-
-    def by_policy(self) -> dict:
-        return {}
 
 
 @pytest.mark.parametrize("policy", policy_names())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from parity.checkers.rows import causal_pairs, history_rows, piggybacked_decodes, prefill_chunks
 from parity.records import Fault, FaultKind
 from parity.run.runner import replay
-from tests.scheduler.policies.row_figures import causal_pairs, history_rows, prefill_chunks
-from tests.scheduler.policies.workloads import intervals, play, rows_per_step, session, workload
+from parity.suites.workloads import intervals, play, rows_per_step, session, workload
 
 ROW_BYTES = 131_072  # the profile that the source document declares for its byte figures
 
@@ -95,7 +95,9 @@ def test_sarathi_piggybacks_the_minimum_of_decodes_rows_and_sequences_left(
     )
     first = next(step for step in rows_per_step(played) if f"s{decodes}" in step)
     assert first[f"s{decodes}"] == min(chunk, prompt)
-    assert len(first) - 1 == min(decodes, max(budget - min(chunk, prompt), 0), max(seqs - 1, 0))
+    assert len(first) - 1 == piggybacked_decodes(
+        decodes, chunk=chunk, prompt=prompt, budget=budget, seqs=seqs
+    )
 
 
 def test_sarathi_has_one_chunk_per_step_however_many_prompts_wait():

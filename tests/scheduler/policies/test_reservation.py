@@ -6,13 +6,13 @@ from types import MappingProxyType
 
 import pytest
 
+from parity.checkers.rows import realised_rows
 from parity.run.runner import replay
+from parity.suites.workloads import play, rows_per_step, session, workload
 from scheduler.legality import validate_plan
 from scheduler.policies import make_policy
 from scheduler.policy.state import SchedulerState
 from scheduler.records import Request, SessionState, SessionView
-from tests.scheduler.policies.row_figures import realised_rows
-from tests.scheduler.policies.workloads import play, rows_per_step, session, workload
 
 ROW_BYTES = 131_072
 USED, HARD, WATERMARK = 8, 28, 4

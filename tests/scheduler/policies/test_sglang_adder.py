@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from parity.run.runner import Replay, replay
+from parity.suites.workloads import TICK_MS, play, rows_per_step, session, workload
 from scheduler.policies.sglang_adder import AdderLimits, Affinity, Lead, Verdict
-from tests.scheduler.policies.workloads import TICK_MS, play, rows_per_step, session, workload
 
 PAGE = 16
 

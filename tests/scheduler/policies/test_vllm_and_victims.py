@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from parity.suites.workloads import intervals, play, rows_per_step, session
 from scheduler.limits import StepLimits
 from scheduler.policies import make_policy
 from scheduler.records import IllegalTransition, Request, SessionState, SessionView
@@ -17,7 +18,6 @@ from scheduler.resume import (
     issue_ticket,
     suspension_key,
 )
-from tests.scheduler.policies.workloads import intervals, play, rows_per_step, session
 
 
 def crowded(policy: str, **options):

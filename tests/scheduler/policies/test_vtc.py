@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+import scheduler.policies.vtc as vtc_module
 from parity.checkers.claims import claim_vtc_bound
 from parity.checkers.service import service_of
 from parity.records import Fault, FaultKind
 from parity.run.runner import replay
+from parity.suites.workloads import TICK_MS, play, session, workload
 from scheduler.policies import make_policy
 from scheduler.policies.vtc import Vtc
 from scheduler.records import Request, SessionState, SessionView
-from tests.scheduler.policies.workloads import TICK_MS, play, session, workload
 
 # ---------------------------------------------------------------------------------------------------------
 
@@ -228,3 +229,32 @@ def test_charges_count_within_one_plan_before_anything_is_done():
     played = play(*sessions, policy="vtc", options={"input_weight": 1, "output_weight": 0})
     intents = [intent.request_id for intent in played.run.trace[0].flight.plan.intents]
     assert intents == ["s0", "s3", "s4", "s1", "s5", "s6", "s2"]
+
+
+@pytest.mark.parametrize("policy", ["vtc", "vtc_completed"])
+def test_counters_of_departed_clients_are_bounded_and_the_largest_are_kept(policy, monkeypatch):
+    monkeypatch.setattr(vtc_module, "MAX_DEPARTED", 3)
+    visits = [
+        session(1 + i % 7, 1, at=2 * i, client_id=f"c{i}", first_token=1000 + 10 * i) for i in range(40)
+    ]
+    memory = play(*visits, policy=policy).scheduler.policy_memory
+    assert memory.live == memory.waiting == memory.charged == {}
+    assert len(memory.counters) <= 4  # the last one to leave the queue is needed for the lift
+    assert len(memory.done) <= 4
+
+
+def test_a_client_with_a_live_request_is_never_forgotten(monkeypatch):
+    monkeypatch.setattr(vtc_module, "MAX_DEPARTED", 1)
+    policy = make_policy("vtc", input_weight=1, output_weight=2)
+    memory = policy.start()
+    for name in "ABC":
+        memory = policy.observe(memory, "submitted", view_of(name, name), 0.0)
+        memory = policy.observe(memory, "admitted", view_of(name, name), 0.0)
+    running = {"state": SessionState.RUNNING}
+    for name in "AB":
+        memory = policy.observe(memory, "emitted", view_of(name, name, **running), 0.0)
+    memory = policy.observe(memory, "finished", view_of("A", "A", **running), 0.0)
+    assert memory.live == {"B": 1, "C": 1}
+    memory = policy.observe(memory, "finished", view_of("B", "B", **running), 0.0)
+    # A: 4 + 2. B: lifted to 4, 4 + 2 more. C, the last to leave the queue: lifted to 8, 4 more.
+    assert memory.counters == {"B": 10, "C": 12}

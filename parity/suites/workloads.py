@@ -10,6 +10,10 @@ TICK_MS = 10.0
 STOP_TOKEN = 7
 
 
+class WorkloadFailed(AssertionError):
+    """A workload that any policy must serve had problems; the message lists them."""
+
+
 def session(
     prompt_tokens: int,
     outputs: int,
@@ -57,9 +61,10 @@ def workload(*sessions: Session, policy: str = "fcfs", options: dict | None = No
 
 
 def play(*sessions: Session, policy: str = "fcfs", options: dict | None = None, **fields) -> Replay:
-    """Replay a workload; a run with problems is a failure."""
+    """Replay a workload. Raises ``WorkloadFailed`` for a run with problems."""
     played = replay(workload(*sessions, policy=policy, options=options, **fields))
-    assert played.run.problems == []
+    if played.run.problems:
+        raise WorkloadFailed("; ".join(played.run.problems))
     return played
 
 
