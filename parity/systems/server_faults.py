@@ -74,6 +74,7 @@ FAULTS = (
         "after the first token one key of another request joins the request's past: its mask gains a column",
         "answers under load turn into something else",
         "one pool (--kv-unified)",
+        SHARING,
     ),
     ServerFault(
         "position_gap",
