@@ -15,6 +15,7 @@ from parity.systems.llama_server import (
     LlamaServerBuild,
     LlamaServerFacts,
     LlamaServerOptions,
+    describe_llama_server,
     llama_server_facts,
     llama_server_program,
     open_llama_server,
@@ -71,6 +72,17 @@ def test_program_that_is_not_here_says_how_to_get_it(
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     with pytest.raises(UsageError, match=rf"{re.escape(str(tmp_path))}; {re.escape(todo)}$"):
         llama_server_program(build)
+
+
+def test_builds_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    program.touch(mode=0o755)
+    monkeypatch.setenv("SAMEBYTES_LLAMA_SERVER", str(program))
+    empty = describe_llama_server(LlamaServerBuild.STOCK)
+    assert empty == "llama-server sha256:e3b0c44298fc"
+    program.write_bytes(b"x")
+    assert describe_llama_server(LlamaServerBuild.STOCK) != empty
+    assert re.fullmatch(r"xllamacpp \d+\.\d+\.\d+", describe_llama_server(LlamaServerBuild.WHEEL))
 
 
 def test_fault_needs_the_build_that_has_it(tmp_path: Path) -> None:
