@@ -7,6 +7,7 @@ unmodified one in the package xllamacpp (the extra ``servers``), which needs no 
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 import httpx
 
 from parity.errors import UsageError
-from parity.store import REPOSITORY
+from parity.store import REPOSITORY, file_sha256
 from parity.systems.server_faults import FAULT_VARIABLE, FAULTS
 from parity.systems.server_process import START_TIMEOUT_S, ServerProcess
 
@@ -94,8 +95,8 @@ class LlamaServerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaServerFacts:
-    """What a running llama-server says of itself: ``build`` as in ``b0-unknown``, slots, context of one
-    slot in tokens, path of the model file."""
+    """What a running llama-server says of itself: ``build`` (``b0-unknown`` outside a git checkout), slots,
+    context of one slot in tokens, path of the model file."""
 
     build: str
     model_path: str
@@ -123,6 +124,17 @@ def llama_server_program(build: LlamaServerBuild) -> tuple[str, ...]:
             todo=HOW_TO_GET[build],
         )
     return (str(path),)
+
+
+def describe_llama_server(build: LlamaServerBuild) -> str:
+    """What tells one build from another, for a record of it: the package's version, else the digest of the
+    program. What the server itself says is no help: neither was built from a git checkout. Raises
+    ``UsageError``.
+    """
+    program = llama_server_program(build)
+    if build is LlamaServerBuild.WHEEL:
+        return f"xllamacpp {importlib.metadata.version('xllamacpp')}"
+    return f"{PROGRAMS[build]} sha256:{file_sha256(Path(program[0]))[:12]}"
 
 
 def open_llama_server(

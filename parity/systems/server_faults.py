@@ -12,15 +12,25 @@ from dataclasses import dataclass
 FAULT_VARIABLE = "SAMEBYTES_FAULT"
 
 
+FAMILIES = ("llama", "deepseek2", "gemma2", "falcon_h1", "qwen3next")
+# Models that share a prefix at any token; the others only where a whole state was kept.
+SHARING = ("llama", "deepseek2", "gemma2")
+# Models whose keys can be moved to other positions: all but those with two caches of different sizes.
+SHIFTABLE = ("llama", "deepseek2", "falcon_h1", "qwen3next")
+WINDOWED = ("gemma2",)
+
+
 @dataclass(frozen=True, slots=True)
 class ServerFault:
-    """One planted fault: what the code does, what a user sees, and ``needs``, what a run must have for it
-    to show (empty: several requests at once)."""
+    """One planted fault: what the code does, what a user sees, ``needs``, what a run must have for it to show
+    (empty: several requests at once), and the ``families`` in whose tiny models it was seen.
+    """
 
     name: str
     does: str
     seen: str
     needs: str = ""
+    families: tuple[str, ...] = FAMILIES
 
 
 FAULTS = (
@@ -29,12 +39,14 @@ FAULTS = (
         "a reused prefix is taken one token longer than it is equal",
         "a prompt that follows a similar one is answered as if one token were another; alone as well",
         "prompts that share a prefix, prompt cache on",
+        SHARING,
     ),
     ServerFault(
         "prefix_one_long_busy",
         "the same, only while another request runs",
         "right alone, wrong under load",
         "prompts that share a prefix, prompt cache on",
+        SHARING,
     ),
     ServerFault(
         "neighbour_logits",
@@ -62,18 +74,21 @@ FAULTS = (
         "after the first token one key of another request joins the request's past: its mask gains a column",
         "answers under load turn into something else",
         "one pool (--kv-unified)",
+        SHARING,
     ),
     ServerFault(
         "position_gap",
         "after the first token the later half of the past and all that follows is one position too high",
         "answers under load differ, log probabilities by some tenths",
         "a model whose keys can be shifted",
+        SHIFTABLE,
     ),
     ServerFault(
         "keys_swapped",
         "after the first token two neighbouring keys of the past change places",
         "answers under load differ, log probabilities by some tenths",
         "a model whose keys can be shifted",
+        SHIFTABLE,
     ),
     ServerFault(
         "wrong_token_fed",
@@ -150,17 +165,20 @@ FAULTS = (
         "a checkpoint of the sliding window is booked as restored and is not",
         "prompts that share a prefix lose the window's keys",
         "a sliding window (gemma2), prompt cache on",
+        WINDOWED,
     ),
     ServerFault(
         "window_forgotten",
         "a prefix is reused without asking whether the window's keys of it are still there",
         "prompts that share a prefix lose the window's oldest keys",
         "a sliding window (gemma2), prompt cache on",
+        WINDOWED,
     ),
     ServerFault(
         "window_one_wide",
         "the model's sliding window is one token wider than in its file",
         "every answer longer than the window differs, alone as well: only a baseline shows it",
         "a sliding window (gemma2)",
+        WINDOWED,
     ),
 )

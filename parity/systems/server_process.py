@@ -3,6 +3,7 @@ started."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -69,6 +70,7 @@ class ServerProcess:
         is left running then.
         """
         self.command = tuple(command)
+        self._is_ended = False
         self._close_timeout_s = term_timeout_s + GUARD_TIMEOUT_S
         self._keeps_log = log is not None
         if log is None:
@@ -100,6 +102,7 @@ class ServerProcess:
         """Raises ``ServerDied`` when the server has ended by itself."""
         code = self._process.poll()
         if code is not None:
+            self._end_group()
             # The guard itself was killed: its code is negative.
             raise ServerDied(self.command[0], 128 - code if code < 0 else code, self.tail())
 
@@ -113,14 +116,9 @@ class ServerProcess:
     def close(self) -> None:
         """End the server and everything in its process group; may be called again."""
         self._process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(self._close_timeout_s)
-        except subprocess.TimeoutExpired:
-            pass
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        self._end_group()
         self._process.wait()
         if not self._keeps_log:
             self.log.unlink(missing_ok=True)
@@ -146,6 +144,13 @@ class ServerProcess:
             where=self.command[0],
             why=f"not healthy in {timeout_s:g} s; it said last: {self.tail().strip().splitlines()[-1:]}",
         )
+
+    def _end_group(self) -> None:
+        """Kill what is left in the process group; once, because its id may be given to others later."""
+        if not self._is_ended:
+            self._is_ended = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _announced(self) -> str | None:
         """The address that the server has written, or None."""

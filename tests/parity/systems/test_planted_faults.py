@@ -89,7 +89,7 @@ def test_server_without_a_fault_answers_under_load_as_alone(
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_fault_changes_answers(family: str, expected: Expected, fault: ServerFault) -> None:
     if family not in fault.families:
-        # There is nothing to damage.
+        # The model keeps nothing that the fault could damage.
         got = answers(family, expected, LlamaServerBuild.FAULTS, fault.name, pool=False)
         assert count_other_answers(got, expected.alone) == (0, 0)
         return

@@ -121,12 +121,14 @@ def test_server_that_ends_at_once_says_why() -> None:
 
 
 def test_server_that_is_killed_says_by_what() -> None:
-    with ServerProcess(small_server(before=OWN_ID)) as server:
+    with ServerProcess(small_server(before=OWN_ID + GRANDCHILD)) as server:
         server.check_alive()
+        grandchild = pid_of("grandchild", server)
         os.kill(pid_of("server", server), signal.SIGSEGV)
         wait_for_end(server.pid)
         with pytest.raises(ServerDied, match="ended by SIGSEGV"):
             server.check_alive()
+        wait_for_end(grandchild)
 
 
 def test_server_that_never_gets_healthy_is_ended() -> None:
