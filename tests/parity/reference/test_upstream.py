@@ -1,7 +1,7 @@
 """What the locked llama.cpp does otherwise than the published models, each with a minimal file.
 
-Each test states today's behaviour: when one fails, upstream has changed, and the README's known violations and
-the reference's note on it are to be changed as well.
+Each test states today's behaviour: when one fails, upstream has changed, and the README's known violations
+and the reference's note on it are to be changed as well.
 """
 
 from __future__ import annotations
