@@ -9,11 +9,11 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --gen
 	--custom-compile-command "make lock" $(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup parity test gate lint lock clean
+.PHONY: help setup parity test gate llama-server lint lock clean
 
 help: ## print this list
 	@echo 'samebytes: same identity, same bytes. Needs Python 3.11 or newer and a C/C++ compiler; no GPU, no model.'
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 20
 	@echo 'Variables: PYTHON=python3.12 (interpreter for .venv), WORKERS=2 (test processes), PYTEST_ARGS="-m family_llama",'
 	@echo '  PARITY_ARGS="--family qwen3next", REPORTS=folder, UPGRADE=1 (with lock), SAMEBYTES_CACHE=folder (wheel, models, oracle),'
 	@echo '  SAMEBYTES_CMAKE_ARGS="-D..." (more flags for llama.cpp; each set of flags has its own cached wheel).'
@@ -34,6 +34,9 @@ gate: setup ## the merge gate's verdict and its reports in reports/
 	@mkdir -p $(REPORTS)
 	@$(BIN)/parity gate --json $(REPORTS)/gate.json --junit $(REPORTS)/gate.xml \
 		--markdown $(REPORTS)/gate.md --html $(REPORTS)/gate.html $(PARITY_ARGS)
+
+llama-server: setup ## llama-server of the locked commit into .venv/bin (FAULTS=1: another one with planted faults)
+	@$(PYTHON) .ci/build_llama_server.py $(if $(FAULTS),--faults)
 
 lint: setup ## ruff over the code; schema and security linters over the workflows
 	@$(BIN)/ruff format --check --quiet .

@@ -124,12 +124,8 @@ def build_environment(recipe: Recipe, compilers: tuple[str, str], programs: Path
     }
 
 
-def build_wheel(
-    folder: Path, *, recipe: Recipe, compilers: tuple[str, str], lock_file: Path, tools_file: Path
-) -> Path:
-    """Compile the wheel in ``folder`` with locked tools; returns its path. Raises ``CommandFailed``."""
-    tools, log = folder / "tools", folder.parent / f"{recipe.key}.log"
-    log.unlink(missing_ok=True)
+def install_tools(tools: Path, tools_file: Path, log: Path) -> Path:
+    """A virtual environment in ``tools`` with cmake, ninja and the build backend as locked; returns it."""
     subprocess.run([sys.executable, "-m", "venv", str(tools)], check=True, stdin=subprocess.DEVNULL)
     python, pip = str(tools / "bin/python"), ["-m", "pip", "--disable-pip-version-check"]
     count = len(re.findall(r"^[A-Za-z0-9]", tools_file.read_text(), re.MULTILINE))
@@ -140,6 +136,17 @@ def build_wheel(
         step=r"^Collecting ",
         total=count,
     )
+    return tools
+
+
+def build_wheel(
+    folder: Path, *, recipe: Recipe, compilers: tuple[str, str], lock_file: Path, tools_file: Path
+) -> Path:
+    """Compile the wheel in ``folder`` with locked tools; returns its path. Raises ``CommandFailed``."""
+    log = folder.parent / f"{recipe.key}.log"
+    log.unlink(missing_ok=True)
+    tools = install_tools(folder / "tools", tools_file, log)
+    python, pip = str(tools / "bin/python"), ["-m", "pip", "--disable-pip-version-check"]
     # No pip cache: it would hand out a wheel that was built with other flags or on another processor.
     run_logged(
         [

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import signal
 import sys
 import traceback
 
@@ -43,6 +44,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     On standard error bad input costs one line, a bug of ours a traceback.
     """
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = commands.main(arguments, standalone_mode=False)
     except UsageError as error:
@@ -58,6 +60,11 @@ def main(arguments: list[str] | None = None) -> None:
         traceback.print_exc()
         code = ExitCode.INTERNAL
     sys.exit(int(code) if isinstance(code, int) else 0)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """SIGTERM is the keyboard's interrupt: a command ends its processes and says what it knows so far."""
+    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
 """Containment: a worker process that runs one call after another and may die; a hang is ended after a bound.
 
-Calls and answers are JSON lines; a call names a function ``module:function`` that takes and returns JSON-able
-data. Run as ``python -m parity.processes`` it is the worker itself.
+Nothing outlives its parent: every process of ours watches a connection that only its parent holds, and a
+program that is not ours asks the kernel for the same. Calls and answers are JSON lines; a call names a
+function ``module:function`` that takes and returns JSON-able data. Run as ``python -m parity.processes`` it
+is the worker itself.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import ctypes
 import functools
 import importlib
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -18,8 +23,10 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -33,6 +40,86 @@ DEFAULT_TIMEOUT_S = 300.0
 # for each other spin, which starves the other workers of a small machine.
 WORKER_DEFAULTS = {"GGML_NO_BACKTRACE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 STDERR_TAIL_BYTES = 4000
+
+
+# -- Ends that follow each other.
+
+
+def end_with(descriptor: int) -> None:
+    """End this process, at once and without a word, when the other end of a pipe or socket is closed.
+
+    A thread watches, so it also happens in the middle of a call. The keyboard's interrupt reaches every
+    process of a terminal; this one leaves it to its parent.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    poll = select.poll()
+    poll.register(descriptor, 0)  # a hang-up is reported whatever is asked for
+
+    def watch() -> None:
+        poll.poll()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def end_with_parent() -> None:
+    """``end_with`` for a process that ``multiprocessing`` started."""
+    end_with(multiprocessing.parent_process().sentinel)
+
+
+@contextlib.contextmanager
+def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end with this one, and at once when the block is left by an exception.
+
+    They are spawned: a fork would share the caller's threads.
+    """
+    context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=end_with_parent)
+    try:
+        yield pool
+    except BaseException:
+        for process in multiprocessing.active_children():
+            if process not in others:
+                process.kill()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+def bound_to_this_process(command: Sequence[str]) -> list[str]:
+    """The command line of a program that is not ours, so that the kernel ends it with this process.
+
+    The kernel takes the thread that starts it for the parent: start it from one that stays.
+    """
+    run = "from parity.processes import run_bound; run_bound()"
+    return [
+        sys.executable,
+        "-c",
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); {run}",
+        str(os.getpid()),
+        *command,
+    ]
+
+
+def run_bound() -> None:
+    """Become the program of the command line; where the kernel cannot bind it, it runs unbound."""
+    parent, *command = sys.argv[1:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(parent):
+            return  # it ended before the kernel was asked
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.exit(f"{command[0]}: {error.strerror}")
+
+
+def pid_here(arguments: dict[str, Any]) -> int:
+    """The process id of the worker."""
+    return os.getpid()
 
 
 class WorkerDied(Exception):
@@ -158,6 +245,7 @@ def shared_worker(environment: tuple[tuple[str, str], ...]) -> Worker:
 
 def serve() -> None:
     """The worker's loop. Standard output is kept for answers; whatever prints goes to standard error."""
+    end_with(sys.stdin.fileno())
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     for line in sys.stdin.buffer:

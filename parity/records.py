@@ -115,6 +115,9 @@ class Case:
 
     ``model`` is a model specification (``llama``, ``qwen3next:q8_0``, a path); ``pool_cells`` counts usable
     cells of the pool (per stream in ``streams``); ``stage_cells`` overrides it per stage of ``split``.
+    ``kv_type`` is how cells are stored. llama.cpp casts float32 cells to float16 before flash attention, so
+    in ``unified`` and ``stock`` f32 costs twice the memory and computes what f16 computes, bit for bit; in
+    ``streams``, where flash attention is off, it is another computation.
     """
 
     family: str

@@ -105,6 +105,12 @@ class CellPool:
             key=lambda count: self.room_after(seq_id, count + 1) < wanted,
         )
 
+    def shared_rows(self, seq_id: int) -> int:
+        """Leading rows of a sequence up to the last one that others own, too."""
+        owner = self.owners[seq_id]
+        shared = owner.mask & self.others_mask(seq_id)
+        return bisect_left(owner.cells, shared.bit_length()) if shared else 0
+
     def others_mask(self, seq_id: int) -> int:
         """Cells that sequences other than this one own."""
         others = 0

@@ -107,4 +107,6 @@ def completed_result(
         chunks.append(ChunkResult(name, chunk.generation, epoch, start, stop, emitted.get(name)))
         if start >= committed:  # a rebuild is overhead, not service
             debits[client] = debits.get(client, 0) + stop - start
-    return IterationResult(plan.decision_id, tuple(chunks), debits, started_ms, finished_ms)
+    return IterationResult(
+        plan.decision_id, plan.input_version, tuple(chunks), debits, started_ms, finished_ms
+    )

@@ -8,12 +8,16 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from scheduler.engine import Batch, Call, Sample
-from scheduler.records import BudgetLedger, IterationPlan, SessionView
+from scheduler.records import BudgetLedger, IntentKind, IterationPlan, Preemption, SessionView
+
+ENTRIES = (IntentKind.ADMIT, IntentKind.RESUME)
 
 
 @dataclass(slots=True)
 class Flight:
-    """A step between launch and commit. ``views`` are the planned sessions as they were at launch."""
+    """A step between launch and commit. ``views`` are the planned sessions as they were at launch;
+    ``preemptions`` are those since the step before.
+    """
 
     plan: IterationPlan
     batch: Batch
@@ -21,6 +25,7 @@ class Flight:
     started_ms: float
     # request id -> "cancel" or "preempt", asked for in flight
     late: dict[str, str] = field(default_factory=dict)
+    preemptions: list[Preemption] = field(default_factory=list)
 
 
 def compose_batch(
@@ -53,8 +58,20 @@ def compose_batch(
     )
 
 
+def rows_of(plan: IterationPlan) -> list[tuple[str, int, int]]:
+    """(request id, first batch row, rows) of every chunk, in plan order."""
+    rows, first = [], 0
+    for chunk in plan.chunks:
+        count = chunk.stop - chunk.start
+        rows.append((chunk.request_id, first, count))
+        first += count
+    return rows
+
+
 def plan_without(plan: IterationPlan, request_ids: Collection[str]) -> IterationPlan:
-    """The plan less whole sessions, its ledger and evidence recounted."""
+    """The plan less whole sessions and their entries, its ledger and evidence recounted."""
+    if not request_ids:
+        return plan
     kept = [i for i, chunk in enumerate(plan.chunks) if chunk.request_id not in request_ids]
     chunks = tuple(plan.chunks[i] for i in kept)
     ledger = BudgetLedger(
@@ -63,4 +80,11 @@ def plan_without(plan: IterationPlan, request_ids: Collection[str]) -> Iteration
         sum(chunk.stop - chunk.start for chunk in chunks),
         len(chunks),
     )
-    return replace(plan, chunks=chunks, ledger=ledger, order=tuple(plan.order[i] for i in kept))
+    intents = tuple(
+        intent
+        for intent in plan.intents
+        if intent.kind not in ENTRIES or intent.request_id not in request_ids
+    )
+    return replace(
+        plan, chunks=chunks, ledger=ledger, intents=intents, order=tuple(plan.order[i] for i in kept)
+    )

@@ -59,6 +59,9 @@ def validate_plan(state: SchedulerState, plan: records.IterationPlan, policy: Po
     require(plan.ledger == ledger, "ledger drift", plan.ledger)
     require(tokens <= state.max_num_batched_tokens, "token budget exceeded", tokens)
     require(len(planned) <= state.max_num_seqs, "sequence budget exceeded", len(planned))
+    kinds = list(intents.values())
+    running = len(state.running) + sum(map(kinds.count, _ENTRIES)) - kinds.count(IntentKind.PREEMPT)
+    require(running <= state.max_num_seqs, "more sessions run than max_num_seqs", running)
     keys = tuple([policy.order_key(state, state.views[name]) for name in planned])
     require(keys == plan.order, "forged order evidence", plan.order)
     require(list(keys) == sorted(keys), "chunks out of the order of their keys", keys)
@@ -82,6 +85,7 @@ def _check_chunk(state: SchedulerState, chunk: records.PlannedChunk, intent: Int
     require(chunk.start == start, "interval does not start at the computed frontier", chunk)
     require(chunk.stop > start, "interval is empty", chunk)
     require(chunk.stop <= view.limit_at(start), "interval passes the frontier of its phase", chunk)
+    require(chunk.stop - start <= state.max_chunk_tokens, "chunk exceeds max_chunk_tokens", chunk)
 
 
 def validate_result(
@@ -91,10 +95,15 @@ def validate_result(
     *,
     now_ms: float,
 ) -> None:
-    """Raise ``IllegalTransition`` unless ``result`` is a possible outcome of ``plan``, launched at ``now_ms``
-    when the planned sessions were ``views``.
+    """Raise ``IllegalTransition`` unless ``result`` is the outcome of ``plan``, launched at ``now_ms``
+    when the planned sessions were ``views``. Every chunk completes whole: its rows are in the engine.
     """
     require(result.decision_id == plan.decision_id, "result of another decision", result.decision_id)
+    require(
+        result.input_version == plan.input_version,
+        "result of a plan from another state version",
+        result.input_version,
+    )
     require(
         now_ms <= result.started_ms <= result.finished_ms,
         "result moves a clock wrongly",
@@ -108,7 +117,9 @@ def validate_result(
         require(is_planned, "result completes unplanned work", item)
         inside = item.before == chunk.start <= item.after <= chunk.stop
         require(inside, "progress outside the planned interval", item)
+        require(item.after == chunk.stop, "chunk completed in part", item)
         view, rows = views[item.request_id], item.after - item.before
+        require(item.epoch == view.epoch, "result of another epoch", item)
         phase = view.phase_at(item.before)
         emits = phase is Phase.DECODE or (phase is Phase.PREFILL and item.after == view.num_prompt_tokens)
         require(
@@ -119,4 +130,5 @@ def validate_result(
         if phase is not Phase.REBUILD and rows:
             client = view.request.client_id
             debits[client] = debits.get(client, 0) + rows
+    require(not planned, "planned work has no result", list(planned))
     require(result.debits == debits, "debits are not the completed prefill and decode rows", result.debits)

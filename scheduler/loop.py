@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from types import MappingProxyType
 
 from scheduler import records, resume
 from scheduler.engine import Engine, EngineFailure
-from scheduler.flight import Flight, compose_batch, plan_without
+from scheduler.flight import ENTRIES, Flight, compose_batch, plan_without, rows_of
 from scheduler.legality import require, validate_plan, validate_result
 from scheduler.limits import StepLimits
-from scheduler.memory import Memory
+from scheduler.memory import Blocked, Memory
 from scheduler.policy.base import Policy
+from scheduler.policy.plan import plan_alone
 from scheduler.policy.state import SchedulerState
-from scheduler.records import FinishReason, IntentKind, Phase, Refusal, SessionState, SessionView
+from scheduler.progress import Progress, Rung
+from scheduler.records import (
+    FinishReason,
+    IntentKind,
+    NoProgress,
+    Phase,
+    PolicyFailure,
+    Preemption,
+    PreemptionMode,
+    PreemptionReason,
+    Refusal,
+    SchedulerFailure,
+    SessionState,
+    SessionView,
+)
 from scheduler.sessions import SessionTable
 from scheduler.telemetry import StepRecord
 
-_PROGRESS = (IntentKind.ADMIT, IntentKind.RESUME, IntentKind.REJECT)
+__all__ = ["EngineFailure", "Flight", "NoProgress", "Scheduler", "SchedulerFailure"]
 _TALLIES = {
     Phase.PREFILL: ("prefill_tokens", "prefilled"),
     Phase.DECODE: ("decode_tokens", "decoded"),
@@ -26,15 +42,12 @@ _TALLIES = {
 MAX_ENGINE_FAILURES = 3  # failed steps of a session, with no new row between, that end it with a typed error
 
 
-class NoProgress(Exception):
-    """A bounded number of steps passed without any progress; the message names the session at the head."""
-
-
 class Scheduler:
     """Serves sessions from one shared pool per stage. Time comes in as
     ``now_ms``; nothing here reads a clock.
 
-    ``observer(flight, result)`` is called after every executed step: the trace.
+    ``observer(flight, result)`` is called after every executed step: the trace, with the record of every
+    preemption in ``flight.preemptions``.
     """
 
     def __init__(
@@ -48,10 +61,19 @@ class Scheduler:
     ) -> None:
         self.engine, self.policy, self.steps = engine, policy, steps
         self.observer = observer or (lambda flight, result: None)
-        self.memory = Memory(engine.limits, steps, model_digest=model_digest)
+        self.memory = Memory(engine.limits, steps, model_digest=model_digest, rows_to_come=self._rows_to_come)
         self.table = SessionTable()
         self.policy_memory = policy.start()
-        self._decision = self._idle_steps = 0
+        self._decision = 0
+        self._now_ms = 0.0
+        self._progress = Progress(steps.max_idle_steps)
+        self._has_ended = False  # somebody, since the last step was judged
+        self._alone: str | None = None  # who has the pool to itself, on the last rung of the escalation
+        self._policy_failure: PolicyFailure | None = (
+            None  # raised in an event, reported when the books are whole
+        )
+        self._preemptions: list[Preemption] = []  # since the last step began
+        self._suspended_ms: dict[str, float] = {}
         self._failures: dict[str, int] = {}  # failed steps of a session since it last had a new row
         self._flight: Flight | None = None
         self._record = StepRecord()
@@ -76,8 +98,7 @@ class Scheduler:
             return Refusal(name, why, False, rows, most)
         if len(self.table.waiting) >= self.steps.max_waiting:
             return Refusal(name, f"queue is full with {self.steps.max_waiting} requests", True, 1)
-        reason = self.policy.refuse(self.state(now_ms), request)
-        return None if reason is None else Refusal(name, reason, True)
+        return self.policy.refuse(self.state(now_ms), request)
 
     def cancel(self, request_id: str, now_ms: float) -> bool:
         """End a session in whatever state it is; False if it is not live.
@@ -102,7 +123,8 @@ class Scheduler:
         if flight is not None and request_id in flight.views:
             flight.late.setdefault(request_id, "preempt")
         else:
-            self._suspend(view, now_ms)
+            self._suspend(view, now_ms, reason=PreemptionReason.ASKED)
+        self._progress.restart()
         return True
 
     def set_ready(self, request_id: str, ready: bool) -> None:
@@ -141,7 +163,7 @@ class Scheduler:
     # -- the step
 
     def step(self, now_ms: float) -> StepRecord:
-        """One iteration. Raises ``NoProgress`` after ``max_idle_steps`` steps without progress."""
+        """One iteration. Raises ``SchedulerFailure``, of which ``NoProgress`` is one."""
         flight = self.begin(now_ms)
         try:
             result = self.engine.execute(flight.plan, flight.batch, now_ms) if flight.plan.chunks else None
@@ -150,53 +172,192 @@ class Scheduler:
         return self.finish(result, now_ms if result is None else result.finished_ms)
 
     def begin(self, now_ms: float) -> Flight:
-        """Plan, admit and compose: everything before the engine. The flight must be finished or failed."""
+        """Plan, make room, admit and compose: everything before the engine. The flight must be finished or
+        failed. Raises ``SchedulerFailure``: then nothing is in flight, and the books are whole.
+        """
         require(self._flight is None, "a step is already in flight", self._decision)
         self._decision += 1
-        state = self.state(now_ms)
-        plan = self.policy.plan_iteration(state)
-        validate_plan(state, plan, self.policy)
-        self.policy_memory = self.policy.planned(state, plan)
-        plan = self._fit(self._admit(plan, now_ms), now_ms)
+        self._now_ms = now_ms
+        self.memory.begin_step()
+        plan = self._plan(now_ms)
+        self._apply_wishes(plan, now_ms)
+        entering = [intent.request_id for intent in plan.intents if intent.kind in ENTRIES]
+        running, has_preempted = self._fit(plan_without(plan, entering), now_ms)
+        if entering and not has_preempted:  # nobody enters in a step in which somebody had to give way
+            running = self._enter_all(plan_without(plan, self._left_out(plan, running)), entering, now_ms)
+        plan = running
         views = {chunk.request_id: self.table.views[chunk.request_id] for chunk in plan.chunks}
         stages = tuple(pool.take_calls() for pool in self.memory.pools)
         batch = compose_batch(plan, views, self.table.outputs, stages)
-        self._flight = Flight(plan, batch, views, now_ms)
+        self._flight = Flight(plan, batch, views, now_ms, preemptions=self._preemptions)
+        self._preemptions = []
         self.memory.counts(self._record)  # when rows are placed the pool is fullest
         return self._flight
 
-    def _admit(self, plan: records.IterationPlan, now_ms: float) -> records.IterationPlan:
-        """Carry out the plan's intents; a session whose shared prefix changed
-        meanwhile is left for the next step.
-        """
-        starts = {chunk.request_id: chunk.start for chunk in plan.chunks}
+    def _plan(self, now_ms: float) -> records.IterationPlan:
+        """The policy's plan, or on the last rung of the escalation that of one session alone; validated."""
+        with self._policy_asked():
+            state = self.state(now_ms)
+            alone = None if self._alone is None else self.table.views[self._alone]
+            plan = (
+                self.policy.plan_iteration(state) if alone is None else plan_alone(state, self.policy, alone)
+            )
+            validate_plan(state, plan, self.policy)
+            self.policy_memory = self.policy.planned(state, plan)
+        return plan
+
+    def _apply_wishes(self, plan: records.IterationPlan, now_ms: float) -> None:
+        """Carry out the intents that need no room: rejections and preemptions."""
         for intent in plan.intents:
             view = self.table.views[intent.request_id]
             if intent.kind is IntentKind.REJECT:
                 self._record.refused += 1
                 self._end(view, FinishReason.FAILED, now_ms, error=f"rejected: {intent.reason}")
             elif intent.kind is IntentKind.PREEMPT:
-                self._suspend(view, now_ms)
-            elif intent.kind is not IntentKind.DEFER:
-                fresh = self.memory.cached_tokens(view) == starts[view.request_id]
-                if not (fresh and self._enter(view, now_ms)):
-                    plan = plan_without(plan, [view.request_id])
+                self._suspend(view, now_ms, reason=PreemptionReason.POLICY_INTENT, note=intent.reason)
+
+    # -- room for running sessions
+
+    def _fit(self, plan: records.IterationPlan, now_ms: float) -> tuple[records.IterationPlan, bool]:
+        """Make room for every chunk of running sessions: evict idle prefixes, then preempt; a victim in the
+        plan is unwound whole. Says whether somebody was preempted.
+        """
+        has_preempted = False
+        while True:
+            blocked = self.memory.place(rows_of(plan))
+            if blocked is None and self._keeps_room(plan):
+                return plan, has_preempted
+            if blocked is None:
+                self.memory.evict_one()
+            elif not self.memory.evict_for(blocked):
+                plan, gave_way = self._give_way(plan, blocked, now_ms)
+                has_preempted = has_preempted or gave_way
+
+    def _give_way(
+        self, plan: records.IterationPlan, blocked: Blocked, now_ms: float
+    ) -> tuple[records.IterationPlan, bool]:
+        """Somebody gives way for a session whose rows found no cells: the policy's victim; only when cells
+        enough are left, though none above its own last one, the session itself is rebuilt lower.
+        """
+        requester = self.table.views[blocked.request_id]
+        too_high = blocked.available >= blocked.rows
+        with self._policy_asked():
+            state = self.state(now_ms)
+            victim = blocked.request_id if too_high else self.policy.choose_victim(state, requester)
+            names = tuple(state.running)
+            scores = tuple(self.policy.victim_key(state, state.views[name]) for name in names)
+            require(victim is None or victim in names, "the victim does not run", victim)
+            index = [chunk.request_id for chunk in plan.chunks].index(blocked.request_id)
+            out = self.policy.unwind(plan, index, victim)
+        if victim is not None:
+            kept = self.memory.shorten(requester, available=blocked.available) if too_high else 0
+            self._suspend(
+                self.table.views[victim],
+                now_ms,
+                kept=kept,
+                reason=PreemptionReason.OWN_CELLS_TOO_HIGH if too_high else PreemptionReason.NO_CELLS,
+                requester=blocked.request_id,
+                candidates=names,
+                scores=scores,
+            )
+        return plan_without(plan, out), victim is not None
+
+    def _rows_to_come(self) -> dict[str, int]:
+        """Rows that are kept free for every running session: the policy's forecast, at least what it needs
+        to get one row further.
+        """
+        state = self.state(self._now_ms)
+        views = map(self.table.views.__getitem__, self.table.running)
+        return {view.request_id: self._reserved(state, view) for view in views}
+
+    def _reserved(self, state: SchedulerState, view: SessionView) -> int:
+        return max(self.policy.future_rows(state, view), view.next_rows)
+
+    def _keeps_room(self, plan: records.IterationPlan, entering: tuple[str, ...] = ()) -> bool:
+        """Whether what was just placed leaves everybody room who had it before; else it is taken back.
+
+        Rows go into free cells. An idle prefix below them counts as free, so passing over it can take from
+        others what was theirs: then it has to go first.
+        """
+        memory = self.memory
+        if not memory.prefix.entries or not memory.pools[0].ordered:
+            return True
+        before = self._rows_after_entry(entering)
+        after = dict(before)
+        for chunk in plan.chunks:
+            after[chunk.request_id] = max(before[chunk.request_id] - (chunk.stop - chunk.start), 0)
+        if memory.has_room(after):
+            return True
+        memory.undo()
+        if memory.has_room(before) and memory.has_evictable():
+            return False
+        memory.place(rows_of(plan))  # it was short before, too: optimistic admission
+        return True
+
+    def _rows_after_entry(self, entering: tuple[str, ...]) -> dict[str, int]:
+        """Rows to come of running sessions, and of entering ones beyond what they share."""
+        rows = self._rows_to_come()
+        state = self.state(self._now_ms)
+        for name in entering:
+            rows[name] = max(self._reserved(state, state.views[name]) - self.memory.rows_of(name), 0)
+        return rows
+
+    # -- admission
+
+    @staticmethod
+    def _left_out(whole: records.IterationPlan, fitted: records.IterationPlan) -> list[str]:
+        """Running sessions that had to leave the plan."""
+        entering = {intent.request_id: None for intent in whole.intents if intent.kind in ENTRIES}
+        stay = {chunk.request_id: None for chunk in fitted.chunks} | entering
+        return [chunk.request_id for chunk in whole.chunks if chunk.request_id not in stay]
+
+    def _enter_all(
+        self, plan: records.IterationPlan, entering: list[str], now_ms: float
+    ) -> records.IterationPlan:
+        """Let sessions enter as far as their rows find cells beside those of running ones, the last one first
+        to stay out: nobody gives way to an entry, and idle prefixes do.
+        """
+        memory, starts = self.memory, {chunk.request_id: chunk.start for chunk in plan.chunks}
+        memory.undo()
+        had_room = memory.has_room(self._rows_to_come()) if memory.shares else False
+        opened: list[str] = []
+        for name in entering:
+            if memory.open(self.table.views[name], starts[name]):
+                opened.append(name)
+            else:
+                plan = plan_without(plan, [name])
+        while True:
+            blocked = memory.place(rows_of(plan))
+            if blocked is None and not opened:
+                break
+            if blocked is None and self._keeps_room(plan, tuple(opened)):
+                if not had_room or memory.has_room(self._after(plan, opened)):
+                    break
+                memory.undo()
+            elif memory.evict_one() if blocked is None else memory.evict_for(blocked):
+                continue
+            require(bool(opened), "rows of running sessions lost their cells", blocked)
+            memory.retire(opened[-1])
+            plan = plan_without(plan, [opened.pop()])
+        for name in opened:
+            self._enter(self.table.views[name], starts[name], now_ms)
         return plan
 
-    def _enter(self, view: SessionView, now_ms: float) -> bool:
-        cached = self.memory.open(view)
-        if cached is None:
-            return False
+    def _after(self, plan: records.IterationPlan, opened: list[str]) -> dict[str, int]:
+        rows = self._rows_after_entry(tuple(opened))
+        planned = {chunk.request_id: chunk.stop - chunk.start for chunk in plan.chunks}
+        return {name: max(count - planned.get(name, 0), 0) for name, count in rows.items()}
+
+    def _enter(self, view: SessionView, cached: int, now_ms: float) -> None:
         record = self._record
-        record.prefix_hits += cached > 0
-        record.prefix_misses += cached == 0
-        record.prefix_tokens_saved += cached
         if view.state is SessionState.SUSPENDED:
-            self._resume(view, cached, now_ms)
+            self._resume(view, cached, now_ms)  # what it finds again of its own is no hit
         else:
+            record.prefix_hits += cached > 0
+            record.prefix_misses += cached == 0
+            record.prefix_tokens_saved += cached
             record.admitted += 1
             self._observe("admitted", self.table.apply_entry(view.request_id, cached, None), now_ms)
-        return True
 
     def _resume(self, view: SessionView, ready_tokens: int, now_ms: float) -> None:
         receipt = resume.preservation_receipt(view, ready_tokens)
@@ -204,57 +365,45 @@ class Scheduler:
             view,
             self.table.releases[view.request_id],
             receipt,
-            allocation_ready=True,
+            allocation_ready=view.request_id in self.memory.residences,
             stages_ready=view.ready,
         )
         self._record.resumed += 1
+        self._record.resume_latency_ms += now_ms - self._suspended_ms.pop(view.request_id)
         self._observe("resumed", self.table.apply_entry(view.request_id, ready_tokens, ticket), now_ms)
-
-    def _fit(self, plan: records.IterationPlan, now_ms: float) -> records.IterationPlan:
-        """Make room for every chunk: evict idle prefixes, then preempt; a
-        victim in the plan is unwound whole.
-        """
-        while True:
-            rows, first = [], 0
-            for chunk in plan.chunks:
-                rows.append((chunk.request_id, first, chunk.stop - chunk.start))
-                first += chunk.stop - chunk.start
-            blocked = self.memory.place(rows)
-            if blocked is None:
-                return plan
-            if self.memory.evict_one():
-                continue
-            requester, names = self.table.views[blocked], [name for name, _, _ in rows]
-            if all(pool.num_available() >= rows[names.index(blocked)][2] for pool in self.memory.pools):
-                victim = blocked  # cells enough, but none above its last one: rebuild some of it lower
-                kept = self.memory.shorten(requester)
-            else:
-                victim, kept = self.policy.choose_victim(self.state(now_ms), requester), 0
-            if victim is not None:
-                self._suspend(self.table.views[victim], now_ms, kept=kept)
-            plan = plan_without(plan, self.policy.unwind(plan, names.index(blocked), victim))
 
     # -- after the engine
 
     def finish(self, result: records.IterationResult | None, now_ms: float) -> StepRecord:
-        """Post: apply a result, end sessions, keep prefixes, carry out what was asked in flight."""
+        """Post: apply a result, end sessions, keep prefixes, carry out what was asked in flight.
+
+        Raises ``IllegalTransition`` for a result that is not that of the step in flight, which then has to be
+        ended by ``fail``; ``NoProgress`` and ``PolicyFailure`` when the result is applied.
+        """
         flight = self._flight
         require(flight is not None, "a result without a step in flight", now_ms)
-        progressed = any(intent.kind in _PROGRESS for intent in flight.plan.intents)
+        require(result is not None or not flight.plan.chunks, "no result for planned rows", self._decision)
         if result is not None:
             validate_result(flight.plan, result, flight.views, now_ms=flight.started_ms)
             self._record.engine_ms = result.finished_ms - result.started_ms
         self._flight = None
+        progressed, rebuilt = False, 0
         for item in result.chunks if result is not None else ():
-            view = self.table.views.get(item.request_id)
-            if view is None or view.epoch != item.epoch or flight.late.get(item.request_id) == "cancel":
-                continue  # a stale result is dropped once, whole
-            progressed = progressed or item.after > item.before
-            self._apply_chunk(item, view.phase_at(item.before), now_ms)
+            phase, rows = flight.views[item.request_id].phase_at(item.before), item.after - item.before
+            if flight.late.get(item.request_id) == "cancel":
+                self._record.stale_receipts += 1  # dropped once, whole
+                continue
+            progressed = progressed or phase is not Phase.REBUILD
+            rebuilt += rows if phase is Phase.REBUILD else 0
+            self._apply_chunk(item, phase, now_ms)
         self._apply_late(flight, now_ms)
+        flight.preemptions.extend(self._preemptions)
+        self._preemptions = []
         self.observer(flight, result)
-        self._check_progress(progressed)
-        return self._close(flight, now_ms)
+        record = self._close(flight, now_ms)
+        self._judge_progress(record, progressed=progressed, rebuilt=rebuilt, now_ms=now_ms)
+        self._raise_policy_failure()
+        return record
 
     def _apply_chunk(self, item: records.ChunkResult, phase: Phase, now_ms: float) -> None:
         view, rows = self.table.apply_chunk(item, phase, now_ms), item.after - item.before
@@ -288,22 +437,84 @@ class Scheduler:
         require(flight is not None, "a failure without a step in flight", now_ms)
         self._record.engine_failures += 1
         for view in [self.table.views[request_id] for request_id in self.table.running]:
-            self._suspend(view, now_ms)
+            self._suspend(view, now_ms, reason=PreemptionReason.ENGINE_FAILURE, note=str(failure))
         self._apply_late(flight, now_ms)
+        flight.preemptions.extend(self._preemptions)
+        self._preemptions = []
         for view in [self.table.views[name] for name in flight.views if name in self.table.views]:
             count = self._failures[view.request_id] = self._failures.get(view.request_id, 0) + 1
             if count >= MAX_ENGINE_FAILURES:
                 self._record.failed += 1
                 self._end(view, FinishReason.FAILED, now_ms, error=str(failure))
         self.memory.reset()
-        return self._close(flight, now_ms)
+        self._progress.restart()
+        record = self._close(flight, now_ms)
+        self._raise_policy_failure()
+        return record
 
-    def _check_progress(self, progressed: bool) -> None:
-        """Raise ``NoProgress`` if work that could run has not run for too long."""
-        stuck = not progressed and any(view.ready for view in self.table.views.values())
-        self._idle_steps = self._idle_steps + 1 if stuck else 0
-        if self._idle_steps >= self.steps.max_idle_steps:
-            raise NoProgress(f"{self._idle_steps} steps without progress: {next(iter(self.table.views))}")
+    def abandon(self, error: str, now_ms: float) -> None:
+        """End every live session with a typed error, whatever is in flight, and begin anew with an empty
+        pool: the way on after a ``SchedulerFailure``. Raises ``EngineFailure`` if the engine does not clear.
+        """
+        if self._flight is not None:
+            with contextlib.suppress(PolicyFailure):  # it is the policy that is given up
+                self.fail(EngineFailure(error), now_ms)
+        self._flight = None
+        for view in list(self.table.views.values()):
+            self._record.failed += 1
+            self._end(view, FinishReason.FAILED, now_ms, error=error)
+        self.memory.undo()
+        self._leave_alone()
+        self._policy_failure, self.policy_memory = None, self.policy.start()
+        self.memory.reset()
+        self._apply_pending()
+
+    # -- progress
+
+    def _judge_progress(self, record: StepRecord, *, progressed: bool, rebuilt: int, now_ms: float) -> None:
+        """Measure the step, and climb the next rung of the escalation when it is time to. Raises
+        ``NoProgress`` past the last one.
+        """
+        progress, views = self._progress, self.table.views
+        progressed, self._has_ended = progressed or self._has_ended, False
+        if self._alone is not None and (self._alone not in views or not self._can_run(views[self._alone])):
+            self._leave_alone()
+        if not views:
+            self._leave_alone()
+            return
+        can_run = progressed or any(self._can_run(view) for view in views.values())
+        owed = 0 if progressed else sum(view.committed for view in views.values())
+        climbed = progress.note(progressed=progressed, rebuilt=rebuilt, owed=owed, can_run=can_run)
+        self.memory.may_share = progress.rung is Rung.NONE
+        if not climbed:
+            return
+        record.escalations += 1
+        while self.memory.evict_one():
+            pass
+        if progress.rung is Rung.ALONE:
+            self._run_alone(now_ms)
+        elif progress.rung is Rung.EXHAUSTED:
+            oldest = next(iter(views))
+            self._leave_alone()
+            raise NoProgress(f"{progress.max_idle_steps} steps without progress, alone too: {oldest}")
+
+    def _can_run(self, view: SessionView) -> bool:
+        with self._policy_asked():
+            return self.policy.can_run(self.state(self._now_ms), view)
+
+    def _run_alone(self, now_ms: float) -> None:
+        """The oldest session that can run gets the pool to itself until it ends."""
+        views = self.table.views
+        self._alone = min((v for v in views.values() if self._can_run(v)), key=lambda v: v.index).request_id
+        for name in list(self.table.running):
+            if name != self._alone:
+                self._suspend(views[name], now_ms, reason=PreemptionReason.ESCALATION, requester=self._alone)
+        if not self.memory.residences:
+            self.memory.reset()
+
+    def _leave_alone(self) -> None:
+        self._alone, self.memory.may_share = None, True
+        self._progress.release()
 
     def _close(self, flight: Flight, now_ms: float) -> StepRecord:
         """Tidy the pool, publish the step's record."""
@@ -331,15 +542,60 @@ class Scheduler:
 
     # -- single transitions
 
-    def _suspend(self, view: SessionView, now_ms: float, *, kept: int = 0) -> None:
-        """Intent, release, suspended; a session that keeps its first ``kept`` rows is resumed at once."""
+    def _suspend(
+        self,
+        view: SessionView,
+        now_ms: float,
+        *,
+        reason: PreemptionReason,
+        kept: int = 0,
+        requester: str | None = None,
+        candidates: tuple[str, ...] = (),
+        scores: tuple[tuple, ...] = (),
+        note: str = "",
+    ) -> None:
+        """Intent, release, suspended, recorded; a session that keeps its first ``kept`` rows is resumed at
+        once.
+        """
         table, request_id = self.table, view.request_id
-        pending = table.apply_preemption(resume.PreemptionIntent(resume.suspension_key(view)))
+        mode = PreemptionMode.REBUILD_TAIL if kept else PreemptionMode.RECOMPUTE
+        is_fallback = reason is PreemptionReason.OWN_CELLS_TOO_HIGH and not kept
+        intent = resume.PreemptionIntent(
+            resume.suspension_key(view),
+            reason=reason,
+            mode=PreemptionMode.REBUILD_TAIL if is_fallback else mode,
+            fallback=PreemptionMode.RECOMPUTE,
+            target_rows=kept,
+            policy=self.policy.identity,
+            decision_id=self._decision,
+        )
+        pending = table.apply_preemption(intent)
         if not kept:
             self.memory.retire(request_id)
         released = resume.ReleaseReceipt(resume.suspension_key(pending), True, view.computed - kept)
         suspended = table.apply_release(released)
-        self._record.preempted += 1
+        self._suspended_ms[request_id] = now_ms
+        self._preemptions.append(
+            Preemption(
+                decision_id=self._decision,
+                policy=self.policy.identity,
+                victim=request_id,
+                client_id=view.request.client_id,
+                epoch=suspended.epoch,
+                reason=reason,
+                mode=mode,
+                is_fallback=is_fallback,
+                requester=requester,
+                candidates=candidates,
+                scores=scores,
+                tie_break=self.policy.victim_tie_break if reason is PreemptionReason.NO_CELLS else "",
+                released_rows=view.computed - kept,
+                kept_rows=kept,
+                suspensions=view.epoch,
+                note=note,
+            )
+        )
+        self._record.note_preemption(self._preemptions[-1])
         self._observe("preempted", suspended, now_ms)
         if kept:
             self._resume(suspended, kept, now_ms)
@@ -348,6 +604,8 @@ class Scheduler:
         if view.request_id in self.memory.residences:
             self.memory.retire(view.request_id)
         self._failures.pop(view.request_id, None)
+        self._suspended_ms.pop(view.request_id, None)
+        self._has_ended = True
         self.table.apply_end(view.request_id, reason, error)
         event = {FinishReason.CANCELLED: "cancelled", FinishReason.FAILED: "failed"}.get(reason, "finished")
         self._observe(event, view, now_ms)
@@ -358,4 +616,29 @@ class Scheduler:
             self.engine.apply(pending)
 
     def _observe(self, event: str, view: SessionView, now_ms: float, amount: int = 0) -> None:
-        self.policy_memory = self.policy.observe(self.policy_memory, event, view, now_ms, amount)
+        """Tell the policy. What it raises is reported at the end of the step, when the books are whole."""
+        try:
+            self.policy_memory = self.policy.observe(self.policy_memory, event, view, now_ms, amount)
+        except Exception as error:
+            self._policy_failure = self._policy_failure or self._failure_of_policy(error)
+
+    def _raise_policy_failure(self) -> None:
+        failure, self._policy_failure = self._policy_failure, None
+        if failure is not None:
+            raise failure from failure.__cause__
+
+    def _failure_of_policy(self, error: Exception) -> PolicyFailure:
+        name = self.policy.identity.policy_id
+        failure = PolicyFailure(f"policy {name} raised {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        return failure
+
+    @contextlib.contextmanager
+    def _policy_asked(self) -> Iterator[None]:
+        """Whatever a policy raises becomes a ``PolicyFailure``."""
+        try:
+            yield
+        except SchedulerFailure:
+            raise
+        except Exception as error:
+            raise self._failure_of_policy(error) from error

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    pass
+from typing import NamedTuple
 
 
 class SessionState(Enum):
@@ -41,6 +38,26 @@ class IntentKind(Enum):
     """What a plan asks the queues to do. DEFER only records that a session was considered and passed over."""
 
     ADMIT, RESUME, REJECT, PREEMPT, DEFER = "admit", "resume", "reject", "preempt", "defer"
+
+
+class PreemptionReason(Enum):
+    """Why a running session gave way. All but the first two are wishes of somebody, not a lack of cells."""
+
+    NO_CELLS = "no_cells"  # another session's rows found no cells: the policy chose the victim
+    OWN_CELLS_TOO_HIGH = (
+        "own_cells_too_high"  # cells enough, none above its own last one: it is rebuilt lower
+    )
+    POLICY_INTENT = "policy_intent"  # the plan asked for it
+    ASKED = "asked"  # the caller of the scheduler asked for it
+    ENGINE_FAILURE = "engine_failure"  # the engine's memory is in doubt
+    ESCALATION = "escalation"  # nobody got further: the oldest session runs alone
+
+
+class PreemptionMode(Enum):
+    """What becomes of a preempted session's rows."""
+
+    RECOMPUTE = "recompute"  # all are released, and computed again after a resume
+    REBUILD_TAIL = "rebuild_tail"  # the first ones stay, the last ones are computed again lower in the pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +156,15 @@ class SessionView:
         return len(self.request.prompt) + self.request.max_tokens - 1 - self.computed
 
     @property
+    def next_rows(self) -> int:
+        """The least that must be kept free for the session, whatever a forecast says: what it has to rebuild,
+        and one row of progress.
+
+        With less, two sessions can take each other's cells in turn for ever.
+        """
+        return min(self.future_rows, self.committed - self.computed + 1)
+
+    @property
     def phase(self) -> Phase:
         """Phase of the next row."""
         return self.phase_at(self.computed)
@@ -217,15 +243,44 @@ class ChunkResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationResult:
-    """Written by an engine. ``debits`` charges completed prefill and decode
-    rows to clients, never a rebuild.
+    """Written by an engine: every chunk of the plan, completed whole. ``input_version`` is that of the plan
+    that was run; ``debits`` charges completed prefill and decode rows to clients, never a rebuild.
     """
 
     decision_id: int
+    input_version: int
     chunks: tuple[ChunkResult, ...]
     debits: Mapping[str, int]
     started_ms: float
     finished_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preemption:
+    """One session that gave way, and why it was this one. Written by the loop, once per suspension.
+
+    ``scores`` holds the policy's score inputs of every candidate, in the order of the running queue; the
+    greatest is the victim's unless ``reason`` says that nobody was chosen. ``released_rows`` are rows that
+    stopped being computed, ``kept_rows`` those that stayed; with mode ``REBUILD_TAIL`` the fallback, if no
+    rows can stay, is ``RECOMPUTE``. ``suspensions`` counts earlier ones of the same session.
+    """
+
+    decision_id: int
+    policy: PolicyIdentity
+    victim: str
+    client_id: str
+    epoch: int
+    reason: PreemptionReason
+    mode: PreemptionMode
+    is_fallback: bool
+    requester: str | None
+    candidates: tuple[str, ...]
+    scores: tuple[tuple, ...]
+    tie_break: str
+    released_rows: int
+    kept_rows: int
+    suspensions: int
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,5 +305,22 @@ class Completion:
     error: str = ""
 
 
-class IllegalTransition(Exception):
+class SchedulerFailure(Exception):
+    """The scheduler cannot go on by itself; every exception that ``step`` and its parts raise on purpose.
+
+    After one from ``begin`` the books are whole and nothing is in flight; after one from ``finish`` the step
+    is still in flight and must be ended with ``fail``. ``abandon`` does either and ends every live session
+    with a typed error, after which the scheduler serves on: no thread has to end.
+    """
+
+
+class IllegalTransition(SchedulerFailure):
     """A plan, result or receipt that is not legal; the message names the rule and the session."""
+
+
+class PolicyFailure(SchedulerFailure):
+    """A policy raised; the message names it and what it raised, which is the ``__cause__``."""
+
+
+class NoProgress(SchedulerFailure):
+    """No new row and no end for too long, even with the oldest session alone; the message names that one."""

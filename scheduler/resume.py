@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from scheduler.legality import require
-from scheduler.records import SessionState, SessionView
+from scheduler.records import PolicyIdentity, PreemptionMode, PreemptionReason, SessionState, SessionView
 
 
 class Preservation(Enum):
@@ -31,9 +31,17 @@ class SuspensionKey:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionIntent:
-    """Release is wished, nothing is free yet."""
+    """Release is wished, nothing is free yet: how (``mode``, or ``fallback`` where that cannot be had), down
+    to how many rows, why, and by which decision of which policy.
+    """
 
     key: SuspensionKey
+    reason: PreemptionReason = PreemptionReason.ASKED
+    mode: PreemptionMode = PreemptionMode.RECOMPUTE
+    fallback: PreemptionMode = PreemptionMode.RECOMPUTE
+    target_rows: int = 0
+    policy: PolicyIdentity | None = None
+    decision_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)

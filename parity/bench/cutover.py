@@ -264,8 +264,8 @@ def overload_row(model: str, run: BenchRun) -> GateRow:
 
 
 def median_ratio(pairs: list[tuple[dict[str, Any], dict[str, Any]]], name: str) -> float | None:
-    """Median over pairs of new over old; None where a side has no number, or failed
-    requests. Nothing over nothing is 1.
+    """Median over pairs of new over old; None where a side has no number or failed requests, or where
+    neither side has anything: 0 against 0 shows nothing.
     """
     ratios = []
     for old, new in pairs:
@@ -273,8 +273,10 @@ def median_ratio(pairs: list[tuple[dict[str, Any], dict[str, Any]]], name: str) 
             return None
         if old[name]:
             ratios.append(new[name] / old[name])
+        elif new[name]:
+            ratios.append(float("inf"))
         else:
-            ratios.append(1.0 if not new[name] else float("inf"))
+            return None
     return median(ratios) if ratios else None
 
 

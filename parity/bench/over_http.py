@@ -48,9 +48,9 @@ class HttpDriver:
             async def run() -> None:
                 await asyncio.sleep(due_s - self._now())
                 async with gate:
-                    following: Job | None = job
-                    while following is not None:
-                        following = await self._send(following, due_s=due_s)
+                    following = await self._send(job, due_s=due_s)
+                    while following is not None:  # a later turn arrives when the answer before it is there
+                        following = await self._send(following, due_s=self._now())
 
             return run
 

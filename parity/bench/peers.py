@@ -5,18 +5,13 @@ layouts, and against llama-server.
 from __future__ import annotations
 
 import contextlib
-import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-
-import httpx
 
 from parity.bench.in_process import InProcessDriver
 from parity.bench.over_http import HttpDriver
@@ -26,6 +21,7 @@ from parity.bench.workload import Lengths, Workload
 from parity.errors import UsageError
 from parity.models import resolve_model
 from parity.serve.served_model import EngineSettings, ServedModel, open_served
+from parity.systems.server_process import ServerDied, ServerProcess
 from scheduler.limits import Layout
 
 START_TIMEOUT_S = 300.0
@@ -191,38 +187,15 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running_server(command: Sequence[str], url: str) -> Iterator[str]:
-    """A server process until its ``/health`` answers 200; ended by SIGTERM. Raises ``UsageError``."""
+    """A server process from when its ``/health`` answers 200; nothing of it is left afterwards. Raises
+    ``UsageError``.
+    """
     try:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    except OSError as error:
-        raise UsageError("server cannot be started", where=command[0], why=str(error.strerror)) from error
-    try:
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not _is_healthy(url):
-            if process.poll() is not None:
-                last = process.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
-                raise UsageError("server ended while starting", where=command[0], why=" ".join(last))
-            if time.monotonic() > deadline_s:
-                raise UsageError(
-                    "server did not start", where=command[0], why=f"not healthy in {START_TIMEOUT_S:g} s"
-                )
-            time.sleep(0.1)
+        process = ServerProcess(command, url=url, start_timeout_s=START_TIMEOUT_S)
+    except ServerDied as death:
+        raise UsageError("server ended while starting", where=command[0], why=str(death)) from death
+    with process:
         yield url
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stderr.close()
-
-
-def _is_healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=5.0, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def llama_server_command(binary: Path, settings: EngineSettings, port: int) -> list[str]:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 class RequestRecord:
     """Times of one request in seconds from the run's start; one time per arrival of tokens at the client.
 
+    ``due_s`` is its arrival: when the schedule, or in a closed loop a free place, wanted it sent. Latencies
+    count from there, however late ``sent_s`` was: what waits at the client waits too.
     Where a server sends several tokens in one chunk, they arrive together: ``token_times_s`` then
     repeats a time. ``error`` is set for a request that did not end as asked. ``turn`` counts
     within a conversation, from 0.
@@ -34,13 +36,13 @@ class RequestRecord:
 
     @property
     def ttft_s(self) -> float:
-        """Time to first token."""
-        return self.token_times_s[0] - self.sent_s
+        """Time to first token from the arrival."""
+        return self.token_times_s[0] - self.due_s
 
     @property
     def e2el_s(self) -> float:
-        """End-to-end latency."""
-        return self.end_s - self.sent_s
+        """End-to-end latency from the arrival."""
+        return self.end_s - self.due_s
 
     @property
     def tpot_s(self) -> float | None:

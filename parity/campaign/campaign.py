@@ -6,11 +6,10 @@ of N takes the batches with b % N == I - 1.
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -23,11 +22,13 @@ from hypothesis.database import DirectoryBasedExampleDatabase, ExampleDatabase
 
 from parity.campaign.rerun import Rerun
 from parity.cases.files import save_failing_case
+from parity.cases.policy_options import PolicyOptions
 from parity.cases.scenarios import SCENARIOS
 from parity.cases.shrink import fault_signature, is_same_fault, shrink_case
 from parity.cases.strategies import FEATURES, cases, edges, landmark, steady_backend
 from parity.checkers.marks import MARKS
 from parity.errors import UsageError
+from parity.processes import process_pool
 from parity.records import Case, FaultKind, Outcome, Verdict
 from parity.run.contained import run_case
 from scheduler.limits import Layout
@@ -52,6 +53,7 @@ class Plan:
 
     families: tuple[str, ...]
     policies: tuple[str, ...] = ()
+    policy_options: PolicyOptions = ()
     layouts: tuple[Layout, ...] = DEFAULT_LAYOUTS
     seed: int = 0
     exact: bool = False
@@ -72,6 +74,7 @@ class Plan:
             "family": self.families[number % len(self.families)],
             "layout": layout.value,
             "policy": own or drawn,
+            "policy_options": self.policy_options,
             "template": template.name if template is not None else "",
             "exact": self.exact,
             "mutant": self.mutant,
@@ -86,8 +89,10 @@ def draw_batch(order: dict[str, Any]) -> list[Case]:
         scenario = next(s for s in SCENARIOS if s.name == order["template"])
         strategy = scenario.at(family, layout, policy=policy)
     else:
-        strategy = cases(family, layout, policy=policy)
-        drawn += [fixed(family, layout, policy=policy) for fixed in (landmark, edges)]
+        options = tuple((name, value) for name, value in order["policy_options"])
+        under = {"policy": policy, "policy_options": options}
+        strategy = cases(family, layout, **under)
+        drawn += [fixed(family, layout, **under) for fixed in (landmark, edges)]
 
     @seed(order["seed"] * 1_000_003 + order["number"])
     @settings(
@@ -202,7 +207,9 @@ class Found:
 
 @dataclass(slots=True)
 class Tally:
-    """What a campaign came to so far. ``batches`` lists the numbers of the batches in it, each once."""
+    """What a campaign came to so far. ``batches`` lists the numbers of the batches in it, each once;
+    ``cut_off`` says what ended it early.
+    """
 
     cases: int = 0
     sessions: int = 0
@@ -211,6 +218,7 @@ class Tally:
     batches: list[int] = field(default_factory=list)
     found: dict[tuple[str, ...], Found] = field(default_factory=dict)
     seconds: float = 0.0
+    cut_off: str = ""
 
     @property
     def failures(self) -> int:
@@ -245,6 +253,7 @@ class Tally:
     def to_data(self) -> dict:
         """JSON-able form."""
         return {
+            "cut_off": self.cut_off,
             "cases": self.cases,
             "sessions": self.sessions,
             "failures": self.failures,
@@ -265,10 +274,7 @@ class Tally:
 def open_executor(spec: str, jobs: int) -> Iterator[Executor]:
     """``local``: processes of this machine; ``dask://HOST:PORT``: the workers of a Dask scheduler."""
     if spec == "local":
-        context = multiprocessing.get_context(
-            "spawn"
-        )  # a fork would share the database and the library's threads
-        with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        with process_pool(jobs) as pool:
             yield pool
         return
     kind, _, address = spec.partition("://")
@@ -302,13 +308,15 @@ def run_campaign(
     max_batches: int | None = None,
     collect: bool = False,
     on_batch: Callable[[Tally], None] = lambda tally: None,
+    tally: Tally | None = None,
 ) -> Tally:
     """Run this shard's batches until the time is up, ``max_batches`` are done, or something failed.
 
-    With ``collect`` failures do not end it.
+    With ``collect`` failures do not end it. It counts in ``tally``, which a caller that is interrupted keeps.
     """
     index, count = shard
-    started, tally, number = monotonic(), Tally(), index - 1
+    tally = Tally() if tally is None else tally
+    started, number = monotonic(), index - 1
     submitted = 0
     pending: dict[Future, int] = {}
 
@@ -333,11 +341,17 @@ def run_campaign(
     return tally
 
 
-def keep_failures(tally: Tally, plan: Plan, folder: Path) -> None:
+def keep_failures(tally: Tally, plan: Plan, folder: Path, *, shrink: bool = True) -> None:
     """Shrink every kind of failure once and store its case, as ``tests/regressions`` holds them.
+
+    Without ``shrink`` the cases are stored as they are: there is no time.
 
     Kinds that are one when they are small are merged: what told them apart had nothing to do with the fault.
     """
+    if not shrink:
+        for found in tally.found.values():
+            found.path = str(save_failing_case(found.case, folder, stderr=found.stderr))
+        return
     run, kept = Rerun(exact=plan.exact, mutant=plan.mutant), {}
     try:
         for found in tally.found.values():

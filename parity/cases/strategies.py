@@ -12,10 +12,12 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.internal.conjecture.providers import AVAILABLE_PROVIDERS, HypothesisProvider
 
+from parity.cases.policy_options import PolicyOptions
 from parity.models.families import load_family
 from parity.records import Case, Fault, FaultKind, Session
 from scheduler.limits import Layout
-from scheduler.records import SamplingParams
+from scheduler.policies import option_types
+from scheduler.records import SamplingParams, ServiceLevel
 
 TINY_VOCABULARY = tuple(range(264))  # every token of the tiny models, as stop tokens: one is sure to come
 BYTE_TOKENS = 250  # token ids below this are plain bytes in every tiny vocabulary
@@ -132,10 +134,15 @@ def cases(
     *,
     model: str | None = None,
     policy: str = "fcfs",
+    policy_options: PolicyOptions | None = None,
     tokens: DrawTokens = tokens_of,
     work_tokens: int = WORK_TOKENS,
 ) -> Case:
-    """Cases of one family and layout: 1 to 16 sessions, prompts of 1 to 300 tokens, budgets from 1."""
+    """Cases of one family and layout: 1 to 16 sessions, prompts of 1 to 300 tokens, budgets from 1.
+
+    For a policy other than the default, clients, priorities and objectives vary between sessions, and
+    without ``policy_options`` (None or none at all) so do the policy's options.
+    """
     features = {name: draw(st.booleans()) for name in FEATURES}
     budget = draw(st.one_of(st.integers(1, 4), st.integers(5, 64), st.integers(65, 300)))
     count = draw(st.integers(1, 16 if budget > 4 else 5))
@@ -181,7 +188,90 @@ def cases(
         prefix_block_tokens=draw(st.sampled_from([1, 1, 4, 16])),
         policy=policy,
     )
-    return replace(case, faults=draw(fault_lists(count=count, features=features, last_step=last_step(case))))
+    case = replace(case, faults=draw(fault_lists(count=count, features=features, last_step=last_step(case))))
+    return case if policy == "fcfs" and not policy_options else draw(varied(case, policy_options))
+
+
+# What is drawn for a policy's options, beside their defaults. Objectives and times count in the case's steps.
+OPTION_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
+    "aging": {"quantum_ms": (1.0, 20.0, 100.0)},
+    "fastserve_mlfq": {
+        "quantum_rows": (1, 4, 16),
+        "levels": (1, 3, 6),
+        "promote_after_ms": (20.0, 300.0),
+        "max_batch": (None, 1, 2),
+    },
+    "layer_ready": {"layer_ms": (1.0, 10.0)},
+    "least_slack": {"tokens_per_tick": (1, 64)},
+    "orca": {"slots": (None, 2000)},
+    "preble_quota": {"quotas": ([1], [2, 1], [1, 1, 3])},
+    "sarathi": {"chunk_tokens": (1, 7, 256)},
+    "sarathi_serve": {"tau": (None, 1, 9)},
+    "scorpio_guard": {"base_ms": (0.0, 15.0), "ms_per_session": (0.0, 5.0)},
+    "sglang_adder": {
+        "warm_cold": (False, True),
+        "warm_tokens": (1, 64),
+        "mix_chunked": (False, True),
+        "priority_scheduling": (False, True),
+        "max_requests": (None, 1, 3),
+        "chunk_tokens": (None, 5, 32),
+        "max_extend_tokens": (None, 16),
+        "max_cached_tokens": (None, 20),
+        "page_tokens": (1, 4, 16),
+    },
+    "vllm_fcfs": {"long_prefill_threshold": (0, 1, 8)},
+    "vllm_priority": {"long_prefill_threshold": (0, 1, 8)},
+    "vtc": {"input_weight": (0, 1, 3), "output_weight": (0, 1, 2)},
+    "vtc_completed": {"input_weight": (0, 1, 3), "output_weight": (0, 1, 2)},
+}
+_RESERVATIONS = ("maximum", {"kind": "watermark", "watermark_rows": 8})
+_OVERLOADS = ("queue", {"kind": "bounded", "max_live": 6})
+
+
+def option_values(policy: str) -> dict[str, tuple[Any, ...]]:
+    """Values that are drawn for each option of a policy: those above, and those of the seams it has."""
+    seams = {"reservation": _RESERVATIONS, "overload": _OVERLOADS}
+    own = OPTION_VALUES.get(policy, {})
+    return {**own, **{name: values for name, values in seams.items() if name in option_types(policy)}}
+
+
+@st.composite
+def varied(draw: st.DrawFn, case: Case, policy_options: PolicyOptions | None = None) -> Case:
+    """The case with clients, priorities, objectives and options drawn: what its policy looks at.
+
+    ``policy_options`` are kept if there are any. Limits are brought to what the policy allows.
+    """
+    objectives = st.sampled_from([None, None, 20.0, 50.0, 200.0, 1000.0])
+    sessions = tuple(
+        replace(
+            session,
+            client_id=draw(st.sampled_from("abc")),
+            priority=draw(st.integers(0, 3)),
+            slo=ServiceLevel(ttft_ms=draw(objectives), tbt_ms=draw(objectives)),
+        )
+        for session in case.sessions
+    )
+    options = tuple(policy_options or ()) or tuple(
+        (name, draw(st.sampled_from(values)))
+        for name, values in option_values(case.policy).items()
+        if draw(st.booleans())
+    )
+    return within_limits(replace(case, sessions=sessions, policy_options=options))
+
+
+def within_limits(case: Case) -> Case:
+    """The case with fewer sessions at once where its policy would refuse the limits as they are."""
+    if case.policy.startswith("vllm_"):
+        return replace(case, max_num_seqs=min(case.max_num_seqs, case.max_num_batched_tokens))
+    return case
+
+
+def fixed_variety(policy: str, index: int) -> dict[str, Any]:
+    """Client, priority and objectives of the ``index``-th session of a fixed case; none for the default."""
+    if policy == "fcfs":
+        return {}
+    slo = ServiceLevel(ttft_ms=500.0 + 250.0 * (index % 3), tbt_ms=40.0 + 40.0 * (index % 2))
+    return {"client_id": "abc"[index % 3], "priority": (index * 7) % 3, "slo": slo}
 
 
 def last_step(case: Case) -> int:
@@ -211,6 +301,7 @@ def landmark(
     *,
     model: str | None = None,
     policy: str = "fcfs",
+    policy_options: PolicyOptions = (),
     tokens: DrawTokens = tokens_of,
 ) -> Case:
     """A fixed case that runs first in every suite: one tree of prefixes asked for
@@ -222,6 +313,7 @@ def landmark(
             prompt=root[: 12 + 8 * (i % 5)] + tokens(100 + i, 1 + 5 * (i % 3)),
             max_tokens=6 + i,
             arrival_step=7 * i,
+            **fixed_variety(policy, i),
         )
         for i in range(8)
     ]
@@ -239,6 +331,7 @@ def landmark(
         sessions=tuple(sessions),
         layout=layout,
         policy=policy,
+        policy_options=tuple(policy_options),
         pool_cells=STREAM_CELLS if streams else 130,
         num_sequences=9,
         max_num_batched_tokens=24,
@@ -255,6 +348,7 @@ def edges(
     *,
     model: str | None = None,
     policy: str = "fcfs",
+    policy_options: PolicyOptions = (),
     tokens: DrawTokens = tokens_of,
 ) -> Case:
     """A fixed case of what generated ones reach seldom: a cancel and a caller that asks again while a step is
@@ -280,6 +374,7 @@ def edges(
         sessions=sessions,
         layout=layout,
         policy=policy,
+        policy_options=tuple(policy_options),
         pool_cells=cells,
         num_sequences=3 if layout is Layout.STREAMS else 9,
         max_num_batched_tokens=32,

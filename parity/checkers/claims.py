@@ -1,13 +1,15 @@
-"""What may be said: a theorem is claimed only where its premises were observed."""
+"""What may be said: a theorem is claimed only where its premises were observed, and is then held to."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from parity.checkers.service import service_of
-from parity.history import Run
+from parity.checkers.service import ServiceLedger, merged_spans, service_of
+from parity.history import Run, session_index
 from scheduler.records import Phase
+
+PREMISES = ("algorithm", "both_backlogged", "work_conserving", "no_preemption", "whole_prompts", "bounds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,20 @@ class BoundClaim:
                 f"theorem claimed without its premises: {', '.join(missing) or 'incomplete list'}"
             )
 
+    @property
+    def verdict(self) -> str:
+        """``holds``, ``violated``, or ``not claimed`` without a bound."""
+        if self.bound is None:
+            return "not claimed"
+        return "holds" if self.gap <= self.bound else "violated"
 
-PREMISES = ("algorithm", "both_backlogged", "work_conserving", "no_preemption", "bounds")
+    @property
+    def line(self) -> str:
+        """The claim as one line, with the premises that fail."""
+        if self.bound is None:
+            missing = ", ".join(name for name, holds in self.premises.items() if not holds)
+            return f"not claimed: without {missing}; gap {self.gap}"
+        return f"{self.verdict}: gap {self.gap}, bound {self.bound}, all premises observed"
 
 
 def claim_vtc_bound(
@@ -46,7 +60,11 @@ def claim_vtc_bound(
     output_weight: int,
 ) -> BoundClaim:
     """Look for the premises in a run between ``start_ms`` and ``stop_ms``, and
-    claim the bound only if all hold.
+    claim the bound on the gap there only if all hold.
+
+    ``both_backlogged``: each client has requests *waiting* all the time, as the theorem's backlog is the
+    queue and what runs is out of it. ``whole_prompts``: prompts are computed whole in the step in which they
+    enter, so that service is completed where Algorithm 2 charges it.
     """
     ledger = service_of(run, input_weight=input_weight, output_weight=output_weight, until_ms=stop_ms)
     options = dict(run.case.policy_options)
@@ -54,11 +72,13 @@ def claim_vtc_bound(
         "algorithm": run.case.policy == "vtc"
         and options.get("input_weight", 1) == input_weight
         and options.get("output_weight", 2) == output_weight,
-        "both_backlogged": any(
-            start <= start_ms and stop_ms <= stop for start, stop in ledger.joint_backlog(first, second)
+        "both_backlogged": all(
+            any(start <= start_ms and stop_ms <= stop for start, stop in _queued(run, ledger, client))
+            for client in (first, second)
         ),
         "work_conserving": _is_work_conserving(run, stop_ms),
         "no_preemption": not any(record.preempted for record in run.records if record.now_ms <= stop_ms),
+        "whole_prompts": _computes_whole_prompts(run, stop_ms),
         "bounds": max(len(session.prompt) for session in run.case.sessions) <= max_input_tokens
         and max(
             (
@@ -71,8 +91,38 @@ def claim_vtc_bound(
     }
     unit = max(input_weight * max_input_tokens, output_weight * max_running_tokens)
     return BoundClaim(
-        premises=premises, gap=ledger.gap(first, second), bound=2 * unit if all(premises.values()) else None
+        premises=premises,
+        gap=ledger.gap_between(first, second, start_ms=start_ms, stop_ms=stop_ms),
+        bound=2 * unit if all(premises.values()) else None,
     )
+
+
+def _queued(run: Run, ledger: ServiceLedger, client_id: str) -> list[tuple[float, float]]:
+    """Intervals in ms in which a request of the client was waiting to enter."""
+    entered: dict[int, float] = {}
+    for traced in run.trace:
+        for request_id in traced.flight.views:
+            entered.setdefault(session_index(request_id), traced.flight.started_ms)
+    return merged_spans(
+        (item.arrival_ms, entered.get(item.session, float("inf") if item.ended_ms is None else item.ended_ms))
+        for item in ledger.served
+        if item.client_id == client_id
+    )
+
+
+def _computes_whole_prompts(run: Run, stop_ms: float) -> bool:
+    """Whether every session that entered had its whole prompt computed in that step, none of it shared."""
+    entered: dict[str, None] = {}
+    for traced in run.trace:
+        if traced.flight.started_ms >= stop_ms:
+            break
+        for chunk in traced.flight.plan.chunks:
+            if chunk.request_id not in entered:
+                entered[chunk.request_id] = None
+                whole = traced.flight.views[chunk.request_id].num_prompt_tokens
+                if (chunk.start, chunk.stop) != (0, whole) or traced.result is None:
+                    return False
+    return True
 
 
 def _is_work_conserving(run: Run, stop_ms: float) -> bool:

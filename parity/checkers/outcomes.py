@@ -76,20 +76,21 @@ def served_sessions(run: Run, *, until_ms: float = float("inf")) -> list[Served]
             "a run with clock faults has no ledger", where="case", todo="drop slow_step and clock_jump"
         )
     emissions: dict[int, list[float]] = {}
-    ended: dict[int, float] = {}
     for traced in run.trace:
         for item in traced.result.chunks if traced.result is not None else ():
-            index = session_index(item.request_id)
             if item.token is not None:
+                index = session_index(item.request_id)
                 emissions.setdefault(index, []).append(traced.result.finished_ms)
-            ended[index] = traced.result.finished_ms
     made = []
     for index, session in enumerate(run.case.sessions):
         arrival_ms = session.arrival_step * run.case.ms_per_step
         if arrival_ms > until_ms:
             continue
-        end, ended_ms = _end_of(run, index), ended.get(index, arrival_ms)
-        if end not in (End.REJECTED, End.OPEN) and ended_ms > until_ms:
+        end, ended_ms = _end_of(run, index), arrival_ms
+        if index in run.ended_at:  # a session that completed ended with its last token, any other in a step
+            last = emissions.get(index, [arrival_ms])[-1]
+            ended_ms = last if end is End.COMPLETED else max(last, run.ended_at[index] * run.case.ms_per_step)
+        if ended_ms > until_ms:
             end = End.OPEN
         made.append(
             Served(

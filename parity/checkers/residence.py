@@ -20,7 +20,6 @@ class StageMemory:
     streams: bool
     rows: dict[int, dict[int, int]] = field(default_factory=dict)
     copied_from: dict[int, int] = field(default_factory=dict)
-    origin: dict[int, int] = field(default_factory=dict)  # as ``copied_from``, of sequences that are gone too
     touched: list[int] = field(default_factory=list)  # sequences that lost rows since it was emptied
     life: dict[int, int] = field(default_factory=dict)  # how often an id was begun anew
     _unnamed: int = 0
@@ -37,7 +36,7 @@ class StageMemory:
             if self.streams:
                 copied = {position: self._cell(-1) for position in copied}
             self._begin(op.seq_id).update(copied)
-            self.copied_from[op.seq_id] = self.origin[op.seq_id] = op.source
+            self.copied_from[op.seq_id] = op.source
         elif op.kind is OpKind.REMOVE and op.seq_id in self.rows:
             stop = op.stop if op.stop >= 0 else float("inf")
             kept = {p: c for p, c in self.rows[op.seq_id].items() if not op.start <= p < stop}
@@ -53,18 +52,6 @@ class StageMemory:
         for row, seq_id, cell in zip(call.rows, call.seq_ids, call.cells, strict=True):
             if row != PAD_ROW:
                 self._begin(seq_id)[positions[row]] = self._cell(cell)
-
-    def is_copied(self, seq_id: int, *, but_from: int | None) -> bool:
-        """Whether a sequence began as a copy of another than ``but_from``: who is cut short goes on in a copy
-        of its own rows, after several cuts in a copy of copies that are gone.
-        """
-        source, seen = self.copied_from.get(seq_id), [seq_id]
-        if source is None:
-            return False
-        while source is not None and source != but_from and source not in self.rows and source not in seen:
-            seen.append(source)
-            source = self.origin.get(source)
-        return source != but_from
 
     def _begin(self, seq_id: int) -> dict[int, int]:
         if seq_id not in self.rows:
@@ -97,9 +84,9 @@ class Stay:
 class StepFacts:
     """What one step is seen to have done, by session.
 
-    ``shared`` entered on rows that were copied from another's sequence, ``displaced`` lost their rows,
-    ``resumed`` came back after that, ``rebuilt`` computed rows again; ``full`` says whether no cell (in
-    streams: no sequence) of some stage was left when the rows were placed.
+    ``shared`` entered for the first time on rows that were copied from another's sequence, ``displaced`` lost
+    their rows, ``resumed`` came back after that, ``rebuilt`` computed rows again; ``full`` says whether no
+    cell (in streams: no sequence) of some stage was left when the rows were placed.
     """
 
     traced: TraceStep
@@ -161,9 +148,8 @@ class _Residences:
             back = stay is not None and (
                 stay.lost or stay.leaves or stay.seq_id != seq_id or chunk.start < stay.rows
             )
-            if stay is None or back:
-                if chunk.start and self.stages[0].is_copied(seq_id, but_from=stay.seq_id if stay else None):
-                    shared.append(session)
+            if stay is None and chunk.start and seq_id in self.stages[0].copied_from:
+                shared.append(session)
             if back:
                 resumed.append(session)
                 if not stay.lost:

@@ -4,12 +4,13 @@ starved; with the SLO beside it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from parity.checkers.outcomes import End, OutcomeLedger, Served, ledger_of, served_sessions
-from parity.history import Run
-from scheduler.records import Phase
+from parity.checkers.outcomes import OutcomeLedger, Served, ledger_of, served_sessions
+from parity.history import Run, session_index
+from scheduler.policy.plan import NOT_READY
+from scheduler.records import IntentKind, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +29,17 @@ class ServiceEvent:
 
 @dataclass(frozen=True, slots=True)
 class ServiceLedger:
-    """Weighted service ``w_p * input rows + w_q * outputs`` from completed results alone."""
+    """Weighted service ``w_p * input rows + w_q * outputs`` from completed results alone.
+
+    ``blocked`` has the intervals (start, stop) in ms in which a session, by index, was not ready: it waited
+    for a foreign owner, not for the scheduler.
+    """
 
     events: tuple[ServiceEvent, ...]
     served: tuple[Served, ...]
     input_weight: int
     output_weight: int
+    blocked: Mapping[int, tuple[tuple[float, float], ...]] = field(default_factory=dict)
 
     def cost(self, event: ServiceEvent) -> int:
         return self.input_weight * event.input_rows + self.output_weight * event.outputs
@@ -47,18 +53,23 @@ class ServiceLedger:
 
     def backlog(self, client_id: str) -> list[tuple[float, float]]:
         """Intervals (start, stop) in ms in which the client had a live request, merged and in order."""
-        spans = sorted(
+        return merged_spans(
             (item.arrival_ms, float("inf") if item.ended_ms is None else item.ended_ms)
             for item in self.served
-            if item.client_id == client_id and item.end is not End.REJECTED
+            if item.client_id == client_id
         )
-        merged: list[tuple[float, float]] = []
-        for start, stop in spans:
-            if merged and start <= merged[-1][1]:
-                merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-            else:
-                merged.append((start, stop))
-        return merged
+
+    def eligible(self, client_id: str) -> list[tuple[float, float]]:
+        """Intervals (start, stop) in ms in which the client had a live request that was ready."""
+        spans: list[tuple[float, float]] = []
+        for item in self.served:
+            if item.client_id == client_id:
+                start, stop = item.arrival_ms, float("inf") if item.ended_ms is None else item.ended_ms
+                for low, high in self.blocked.get(item.session, ()):
+                    spans.append((start, min(low, stop)))
+                    start = max(start, high)
+                spans.append((start, stop))
+        return merged_spans((start, stop) for start, stop in spans if start < stop)
 
     def joint_backlog(self, first: str, second: str) -> list[tuple[float, float]]:
         """Intervals in which both clients were continuously backlogged."""
@@ -67,19 +78,37 @@ class ServiceLedger:
 
     def gap(self, first: str, second: str) -> int:
         """Largest ``|W_first - W_second|`` over any part of an interval in which both were backlogged."""
-        largest = 0
-        for start, stop in self.joint_backlog(first, second):
-            difference = low = high = 0
-            steps: dict[float, int] = {}
-            for event in self.events:
-                if start < event.at_ms <= stop and event.client_id in (first, second):
-                    signed = self.cost(event) if event.client_id == first else -self.cost(event)
-                    steps[event.at_ms] = steps.get(event.at_ms, 0) + signed
-            for _, amount in sorted(steps.items()):
-                difference += amount
-                low, high = min(low, difference), max(high, difference)
-            largest = max(largest, high - low)
-        return largest
+        return max(
+            (
+                self.gap_between(first, second, start_ms=start, stop_ms=stop)
+                for start, stop in self.joint_backlog(first, second)
+            ),
+            default=0,
+        )
+
+    def gap_between(self, first: str, second: str, *, start_ms: float, stop_ms: float) -> int:
+        """Largest ``|W_first - W_second|`` over any part of ``(start_ms, stop_ms]``."""
+        difference = low = high = 0
+        steps: dict[float, int] = {}
+        for event in self.events:
+            if start_ms < event.at_ms <= stop_ms and event.client_id in (first, second):
+                signed = self.cost(event) if event.client_id == first else -self.cost(event)
+                steps[event.at_ms] = steps.get(event.at_ms, 0) + signed
+        for _, amount in sorted(steps.items()):
+            difference += amount
+            low, high = min(low, difference), max(high, difference)
+        return high - low
+
+
+def merged_spans(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Intervals (start, stop) in order, those that touch as one; empty ones are dropped."""
+    merged: list[tuple[float, float]] = []
+    for start, stop in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
+        elif start < stop:
+            merged.append((start, stop))
+    return merged
 
 
 def service_of(
@@ -106,15 +135,33 @@ def service_of(
                     )
                 )
     return ServiceLedger(
-        tuple(events), tuple(served_sessions(run, until_ms=until_ms)), input_weight, output_weight
+        tuple(events),
+        tuple(served_sessions(run, until_ms=until_ms)),
+        input_weight,
+        output_weight,
+        _blocked(run),
     )
 
 
+def _blocked(run: Run) -> dict[int, tuple[tuple[float, float], ...]]:
+    """When each session was passed over because it was not ready, in order."""
+    spans: dict[int, list[tuple[float, float]]] = {}
+    for traced in run.trace:
+        start = traced.flight.started_ms
+        for intent in traced.flight.plan.intents:
+            if intent.kind is IntentKind.DEFER and intent.reason.startswith(NOT_READY):
+                index = session_index(intent.request_id)
+                spans.setdefault(index, []).append((start, start + run.case.ms_per_step))
+    return {index: tuple(merged_spans(found)) for index, found in spans.items()}
+
+
 def starved_clients(ledger: ServiceLedger, *, start_ms: float, stop_ms: float) -> list[str]:
-    """Clients that were backlogged from ``start_ms`` to ``stop_ms`` and completed nothing in between."""
+    """Clients that could have been served all the time from ``start_ms`` to ``stop_ms``, and completed
+    nothing in between. How their requests ended later, or that they were cancelled then, changes nothing.
+    """
     starved = []
     for client_id in dict.fromkeys(item.client_id for item in ledger.served):
-        eligible = any(start <= start_ms and stop_ms <= stop for start, stop in ledger.backlog(client_id))
+        eligible = any(start <= start_ms and stop_ms <= stop for start, stop in ledger.eligible(client_id))
         served = any(
             event.client_id == client_id and start_ms < event.at_ms <= stop_ms for event in ledger.events
         )

@@ -5,9 +5,9 @@ verdict line, JSON on request.
 from __future__ import annotations
 
 import json
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
-from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
 
@@ -16,10 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from parity.cases.policy_options import parse_policy_options, policy_option
 from parity.commands import check_endpoint
 from parity.errors import ExitCode, UsageError
 from parity.models import resolve_model
 from parity.models.families import family_names, load_family
+from parity.processes import process_pool
 from parity.records import Tier, Verdict
 from parity.run.profiles import profile_of, provenance, provenance_line
 from parity.run.under_test import Brought, brought_options
@@ -49,6 +51,7 @@ from scheduler.policies import policy_names
     metavar="NAME",
     help="Scheduling policy.",
 )
+@policy_option
 @click.option(
     "--sessions",
     default=200,
@@ -80,6 +83,7 @@ def command(
     layouts: tuple[str, ...],
     model: str | None,
     policy: str,
+    policy_options: tuple[str, ...],
     sessions: int,
     tier: str | None,
     scheduler: str | None,
@@ -108,6 +112,7 @@ def command(
     options = {
         "model": model,
         "policy": policy,
+        "policy_options": parse_policy_options(policy, policy_options),
         "min_sessions": sessions,
         "seed_value": seed,
         "tier": brought.tier if tier is None else Tier(tier),
@@ -164,26 +169,45 @@ def choose_layouts(layouts: tuple[str, ...], brought: Brought) -> list[Layout]:
 def run_suites(
     suites: list[tuple[str, Layout]], options: dict, *, jobs: int, console: Console
 ) -> list[SuiteResult]:
-    """Run suites in processes, progress by suite; results in the order of ``suites``."""
+    """Run suites in processes, progress by suite; results in the order of ``suites``.
+
+    A suite that an interrupt or the death of a process cuts off is unknown; those that ended count.
+    """
     done: dict[int, SuiteResult] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with (
-        Progress(*columns, console=console) as progress,
-        ProcessPoolExecutor(min(jobs, len(suites)), mp_context=get_context("spawn")) as pool,
-    ):
+    cut_off = ""
+    with Progress(*columns, console=console) as progress:
         task = progress.add_task("suites", total=len(suites))
-        futures: dict[Future, int] = {
-            pool.submit(run_suite, name, layout, **options): i for i, (name, layout) in enumerate(suites)
-        }
-        for future in as_completed(futures):
-            result = done[futures[future]] = future.result()
-            progress.update(
-                task,
-                advance=1,
-                description=f"{result.family} {result.layout.value}: "
-                f"{result.sessions} sessions, {result.verdict.value}",
-            )
-    return [done[index] for index in range(len(suites))]
+        try:
+            with process_pool(min(jobs, len(suites))) as pool:
+                futures: dict[Future, int] = {
+                    pool.submit(run_suite, name, layout, **options): i
+                    for i, (name, layout) in enumerate(suites)
+                }
+                for future in as_completed(futures):
+                    result = done[futures[future]] = future.result()
+                    progress.update(
+                        task,
+                        advance=1,
+                        description=f"{result.family} {result.layout.value}: "
+                        f"{result.sessions} sessions, {result.verdict.value}",
+                    )
+        except KeyboardInterrupt:
+            cut_off = "interrupted"
+        except BrokenProcessPool as error:
+            cut_off = f"a process of the check died: {error}"
+    return [
+        done[index] if index in done else unfinished(name, layout, options, reason=cut_off)
+        for index, (name, layout) in enumerate(suites)
+    ]
+
+
+def unfinished(name: str, layout: Layout, options: dict, *, reason: str) -> SuiteResult:
+    """The result of a suite that did not end: nothing is known."""
+    model = options["model"] or name
+    return SuiteResult(
+        name, layout, model, verdict=Verdict.UNKNOWN, reason=reason, brought=options["brought"]
+    )
 
 
 def result_table(results: list[SuiteResult]) -> Table:

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from parity.errors import ExitCode
 from parity.models.families import Family, ModelRow, RowSource, chosen_families
-from parity.models.hub import fetch_file, look_up
-from parity.models.hub_file import HubSettings, hub_file
+from parity.models.hub import HubSettings, fetch_file, hub_file, look_up
 from parity.models.package_source import install_package
-from parity.models.transfer import ReportProgress, RetryPolicy
 from parity.models.unavailable import Unavailable
 
 
@@ -96,49 +84,15 @@ class _Downloads:
     """Brings Hub rows with one connection's settings."""
 
     def __init__(self, *, frozen: bool) -> None:
-        self.frozen, self.settings, self.policy = frozen, HubSettings.from_environment(), RetryPolicy(say=say)
+        self.frozen, self.settings = frozen, HubSettings.from_environment()
 
     def bring(self, row: ModelRow) -> str:
         target, note = hub_file(row), ""
-        if target.unset and not self.frozen:
+        if target.sha256 is None and not self.frozen:
             try:
-                target = look_up(
-                    replace(target, sha256=None, size_bytes=None), settings=self.settings, policy=self.policy
-                )
+                target = look_up(target, self.settings)
             except Unavailable as fault:
                 raise Unavailable(f"is unlocked: {fault.line}", code=fault.code) from fault
             note = f" (unlocked: revision {target.revision} of today, run parity lock to pin it)"
-        with progress_of(f"{row.repo}/{row.file}") as report:
-            fetched = fetch_file(target, settings=self.settings, policy=self.policy, report=report, say=say)
+        fetched = fetch_file(target, self.settings, say=say)
         return f"verified, {'was cached' if fetched.was_cached else 'downloaded'}, {fetched.path}{note}"
-
-
-@contextmanager
-def progress_of(name: str) -> Iterator[ReportProgress]:
-    """A bar on a terminal, one line per tenth elsewhere (a CI log), both on standard error."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _tenths(name)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(name, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
-
-
-def _tenths(name: str) -> ReportProgress:
-    last = -1
-
-    def report(done: int, total: int) -> None:
-        nonlocal last
-        if (tenth := 10 * done // total) != last:
-            last = tenth
-            say(f"{name}: {10 * tenth} % of {total / 1e6:.0f} MB")
-
-    return report

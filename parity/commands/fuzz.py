@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import click
@@ -25,6 +26,7 @@ from parity.campaign.campaign import (
     run_campaign,
 )
 from parity.campaign.rerun import Rerun
+from parity.cases.policy_options import PolicyOptions, parse_policy_options, policy_option
 from parity.cases.shrink import fault_signature
 from parity.checkers.marks import MARKS
 from parity.errors import ExitCode, UsageError
@@ -58,6 +60,7 @@ REGRESSIONS = Path("tests") / "regressions"
 @click.option(
     "--policy", "policies", multiple=True, metavar="NAME", help="Only this policy; may be repeated."
 )
+@policy_option
 @click.option(
     "--layout",
     "layouts",
@@ -102,6 +105,7 @@ REGRESSIONS = Path("tests") / "regressions"
 def command(
     families: tuple[str, ...],
     policies: tuple[str, ...],
+    policy_options: tuple[str, ...],
     layouts: tuple[str, ...],
     seed: int,
     shard: str,
@@ -121,6 +125,7 @@ def command(
     plan = Plan(
         families=_known(families),
         policies=_known_policies(policies),
+        policy_options=_options_of(policies, policy_options),
         seed=seed,
         exact=exact,
         mutant=mutant,
@@ -137,7 +142,7 @@ def command(
         tally.found.update(
             {signature: found for signature, found in again.items() if signature not in tally.found}
         )
-    keep_failures(tally, plan, out)
+    keep_failures(tally, plan, out, shrink=not tally.cut_off)
     if database is not None:
         for found in tally.found.values():
             open_database(database).save(DATABASE_KEY, found.case.to_json().encode())
@@ -147,7 +152,7 @@ def command(
     if tally.found:
         return ExitCode.FAIL
     missing = require_coverage and (tally.missing_marks or tally.missing_pairs)
-    return ExitCode.UNKNOWN if missing or not tally.cases else ExitCode.PASS
+    return ExitCode.UNKNOWN if missing or tally.cut_off or not tally.cases else ExitCode.PASS
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -162,6 +167,13 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 def _known(families: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(load_family(name).name for name in dict.fromkeys(families)) or tuple(load_families())
+
+
+def _options_of(policies: tuple[str, ...], texts: tuple[str, ...]) -> PolicyOptions:
+    """Fixed options belong to one policy; without any each case draws its own."""
+    if texts and len(policies) != 1:
+        raise UsageError("--policy-option", why="it does not say of which policy", todo="give one --policy")
+    return parse_policy_options(policies[0], texts) if texts else ()
 
 
 def _known_policies(policies: tuple[str, ...]) -> tuple[str, ...]:
@@ -199,21 +211,29 @@ def _explore(
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("exploring", total=60 * minutes)
+        tally = Tally()
 
         def show(tally: Tally) -> None:
             progress.update(task, completed=tally.seconds, description=progress_line(tally))
 
-        with open_executor(executor, jobs) as pool:
-            return run_campaign(
-                plan,
-                pool,
-                minutes=minutes,
-                jobs=jobs,
-                shard=shard,
-                max_batches=batches,
-                collect=collect,
-                on_batch=show,
-            )
+        try:
+            with open_executor(executor, jobs) as pool:
+                run_campaign(
+                    plan,
+                    pool,
+                    minutes=minutes,
+                    jobs=jobs,
+                    shard=shard,
+                    max_batches=batches,
+                    collect=collect,
+                    on_batch=show,
+                    tally=tally,
+                )
+        except KeyboardInterrupt:
+            tally.cut_off = "interrupted"
+        except BrokenProcessPool as error:
+            tally.cut_off = f"a process of the campaign died: {error}"
+        return tally
 
 
 def progress_line(tally: Tally) -> str:
@@ -227,6 +247,8 @@ def progress_line(tally: Tally) -> str:
 
 def _report(tally: Tally) -> None:
     click.echo(f"{progress_line(tally)}, {tally.sessions} sessions, {tally.seconds:.0f} s")
+    if tally.cut_off:
+        click.echo(f"not finished: {tally.cut_off}")
     if tally.missing_marks:
         click.echo(f"marks never hit: {', '.join(tally.missing_marks)}")
     if tally.missing_pairs:

@@ -1,21 +1,19 @@
-"""``parity lock``: look the real models' pins up on the Hub and write them into the manifests."""
+"""``parity lock``: look the real models' pins up on the Hub and write them into ``manifests/lock.yaml``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from parity.commands.fetch import say, worst_of
+from parity.commands.fetch import worst_of
 from parity.errors import ExitCode
-from parity.models.families import Family, ModelRow, RowSource, chosen_families
-from parity.models.hub import look_up
-from parity.models.hub_file import PINS, HubSettings, hub_file
-from parity.models.manifest_edit import replace_scalars
-from parity.models.transfer import RetryPolicy
+from parity.models.families import Family, ModelRow, RowSource, chosen_families, manifests_dir
+from parity.models.hub import HubSettings, hub_file, look_up
+from parity.models.lock_file import PINS, Lock, load_lock, pins_of, save_lock
 from parity.models.unavailable import Unavailable
-from parity.store import save_text
 
 
 @click.command(
@@ -34,57 +32,59 @@ from parity.store import save_text
     help="Folder of manifests; the project's own if not given.",
 )
 def command(families: tuple[str, ...], update: bool, manifests: Path | None) -> ExitCode:
-    """Write revision, SHA-256 and size of each family's Hub rows into its manifest.
+    """Write revision, SHA-256 and size of each family's Hub rows into lock.yaml beside the manifests.
 
-    Only values that are not set are written, and nothing else in the file changes. A locked row is compared
-    with the Hub. A value that the Hub does not publish stays unset: no digest is ever invented.
+    A locked row is compared with the Hub, and so is what a manifest pins by hand. A value that the Hub does
+    not publish stays unset: no digest is ever invented. The manifests themselves are never written.
     """
-    settings, policy = HubSettings.from_environment(), RetryPolicy(say=say)
-    return worst_of(
-        _lock_row(family, row, settings, policy, update=update)
-        for family in chosen_families(families, manifests)
-        for row in family.rows.values()
-        if row.source is RowSource.HUB
-    )
+    folder = manifests or manifests_dir()
+    lock = load_lock(folder)
+    by_hand = chosen_families(families, folder, lock={})
+    return worst_of(_lock_rows(by_hand, folder, lock, update=update))
 
 
-def _lock_row(
-    family: Family, row: ModelRow, settings: HubSettings, policy: RetryPolicy, *, update: bool
-) -> ExitCode:
+def _lock_rows(families: list[Family], folder: Path, lock: Lock, *, update: bool) -> Iterator[ExitCode]:
+    settings = HubSettings.from_environment()
+    for family in families:
+        for row in family.rows.values():
+            if row.source is not RowSource.HUB:
+                continue
+            try:
+                line, code = _lock_row(family, row, settings, lock, update=update), ExitCode.PASS
+                save_lock(folder, lock)
+            except Unavailable as fault:
+                line, code = fault.line, fault.code
+            click.echo(f"{code.name.lower()}: {family.name}:{row.name} {line}")
+            yield code
+
+
+def _lock_row(family: Family, row: ModelRow, settings: HubSettings, lock: Lock, *, update: bool) -> str:
+    """Put the row's pins into ``lock``; returns what became of it, raises ``Unavailable``."""
+    by_hand = hub_file(row)
+    asked = {key: getattr(by_hand, key) for key in ("repo", "file", *PINS)}
+    locked = pins_of(lock, family.name, row.name, asked)
+    known = by_hand if update else replace(by_hand, **locked)
     try:
-        line, code = _lock(family, row, settings, policy, update=update), ExitCode.PASS
+        found = look_up(known, settings)
+        missing = [pin for pin in PINS if getattr(found, pin) is None]
+        if missing:
+            raise Unavailable(
+                f"the Hub publishes no {' and no '.join(missing)} for {found.name}",
+                why="it is not stored as a large file",
+                todo="choose another file",
+            )
     except Unavailable as fault:
-        line, code = fault.line, fault.code
-        if hub_file(row).unset:
-            line = f"is unlocked: {line}"
-    click.echo(f"{code.name.lower()}: {family.name}:{row.name} {line}")
-    return code
-
-
-def _lock(family: Family, row: ModelRow, settings: HubSettings, policy: RetryPolicy, *, update: bool) -> str:
-    """What became of the row; raises ``Unavailable``."""
-    known = hub_file(row)
-    wanted = replace(known, revision=None) if update else known
-    found = look_up(wanted, settings=settings, policy=policy)
-    if found.unset:
-        raise Unavailable(
-            f"the Hub publishes no {' and no '.join(found.unset)} for {row.repo}/{row.file}",
-            why="it is not stored as a large file",
-            todo="choose another file",
-        )
-    changes = {
-        ("rows", row.name, pin): getattr(found, pin)
-        for pin in PINS
-        if getattr(found, pin) != getattr(known, pin)
-    }
-    against = [path[-1] for path in changes if getattr(known, path[-1]) is not None]
-    if against and not update:
+        if known.sha256 is None:
+            raise Unavailable(f"is unlocked: {fault.line}", code=fault.code) from fault
+        raise
+    against = [pin for pin in PINS if getattr(known, pin) not in (None, getattr(found, pin))]
+    if against:
         told = ", ".join(
             f"{pin} is {getattr(found, pin)} on the Hub and {getattr(known, pin)} here" for pin in against
         )
         raise Unavailable(f"contradicts the Hub: {told}", code=ExitCode.FAIL)
-    if not changes:
-        return f"is locked at revision {known.revision}"
-    text = family.path.read_bytes().decode()  # as bytes: line ends stay as they are
-    save_text(family.path, replace_scalars(text, changes, where=str(family.path)))
+    entry = {key: getattr(found, key) for key in ("repo", "file", *PINS)}
+    if locked == {pin: entry[pin] for pin in PINS}:
+        return f"is locked at revision {found.revision}"
+    lock.setdefault(family.name, {})[row.name] = entry
     return f"locked at revision {found.revision}, {found.size_bytes} bytes, SHA-256 {found.sha256}"

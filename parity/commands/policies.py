@@ -16,16 +16,14 @@ from parity.records import Verdict
 from parity.suites.policies import (
     CHECKS,
     Cells,
-    Tally,
     check_hash_seeds,
     check_policy,
-    contract_tests,
     real_verdicts,
 )
 from scheduler.policies import contracts, policy_names
 from scheduler.policy.contract import Contract
 
-COLUMNS = ("contract tests", *CHECKS, "same in every process", "llama.cpp")
+COLUMNS = (*CHECKS, "same in every process", "llama.cpp")
 SIGNS = {Verdict.PASS: "pass", Verdict.FAIL: "FAIL", Verdict.UNKNOWN: "unknown"}
 WIDTH = 110
 
@@ -33,7 +31,7 @@ WIDTH = 110
 @click.command()
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option(
-    "--check", is_flag=True, help="Run contract tests and parity verdicts instead of listing contracts."
+    "--check", is_flag=True, help="Run contract checks and parity verdicts instead of listing contracts."
 )
 def command(names: tuple[str, ...], check: bool) -> ExitCode:
     """Show the contracts of all policies, or of those named."""
@@ -80,13 +78,13 @@ def check_all(names: list[str]) -> ExitCode:
     """Run every check of the policies named; a table, the problems, one verdict line."""
     policies = [name for name in names if name in policy_names()]
     rows: dict[str, Cells] = {name: {} for name in names}
-    with contract_tests() as tests, Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("policies", total=2 * len(policies) + 2)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("policies", total=len(names) + len(policies) + 1)
 
         def tick(what: str) -> None:
             progress.update(task, advance=1, description=what)
 
-        for name in policies:
+        for name in names:
             rows[name] |= {item.name: (item.verdict, "; ".join(item.problems)) for item in check_policy(name)}
             tick(name)
         for item in check_hash_seeds(policies):
@@ -94,18 +92,7 @@ def check_all(names: list[str]) -> ExitCode:
         tick("processes")
         for name, cell in real_verdicts(policies, tick).items():
             rows[name]["llama.cpp"] = cell
-        counts = tests.by_policy()
-        tick("contract tests")
-    for name in names:
-        rows[name]["contract tests"] = judge_tests(counts.get(name, Tally()))
     return show(rows)
-
-
-def judge_tests(count: Tally) -> tuple[Verdict, str]:
-    """A policy without a contract test that ran is unknown, not a pass."""
-    if count.failed:
-        return Verdict.FAIL, f"failed: {', '.join(count.failed)}"
-    return (Verdict.PASS, f"{count.passed}") if count.passed else (Verdict.UNKNOWN, "no contract test ran")
 
 
 def show(rows: dict[str, Cells]) -> ExitCode:
@@ -137,4 +124,4 @@ def cell_text(column: str, cell: tuple[Verdict, str] | None) -> str:
     if cell is None:
         return "-"
     verdict, said = cell
-    return said if verdict is Verdict.PASS and column in ("contract tests", "llama.cpp") else SIGNS[verdict]
+    return said if verdict is Verdict.PASS and column == "llama.cpp" else SIGNS[verdict]

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from parity.cases.files import load_case
+from parity.cases.policy_options import parse_policy_options, policy_option
 from parity.errors import ExitCode, UsageError
 from parity.records import Case
 from parity.report.history import ENGINES, TraceView, view_of_exact_run, view_of_real_run
@@ -32,11 +33,15 @@ from parity.store import save_text
     help="exact: no model; real: llama.cpp. Default: real if the model is there.",
 )
 @click.option("--policy", metavar="NAME", help="Run the case under this policy instead of its own.")
-def command(file: Path, out: Path, engine: str | None, policy: str | None) -> ExitCode:
+@policy_option
+def command(
+    file: Path, out: Path, engine: str | None, policy: str | None, policy_options: tuple[str, ...]
+) -> ExitCode:
     """Run the case in the file CASE and draw its trace."""
     case = load_case(file)
-    if policy is not None:
-        case = replace(case, policy=policy, policy_options=())
+    if policy is not None or policy_options:
+        policy = case.policy if policy is None else policy
+        case = replace(case, policy=policy, policy_options=parse_policy_options(policy, policy_options))
     check_settings(case)
     view = look(case, engine)
     save_text(out, draw_trace(view))

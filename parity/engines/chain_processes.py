@@ -38,6 +38,7 @@ from parity.processes import (
     WorkerDied,
     calls_from_data,
     calls_to_data,
+    end_with,
     engine_message,
     ops_from_data,
     ops_to_data,
@@ -437,6 +438,7 @@ def serve(control: Wire, upstream: Wire | None, downstream: Wire | None) -> None
 
 def main(arguments: list[str]) -> None:
     """Entry point of the process."""
+    end_with(int(arguments[0]))
     timeout_s = float(arguments[3])
     control, upstream, downstream = (
         Wire(socket.socket(fileno=int(fd)), timeout_s=timeout_s) if int(fd) >= 0 else None

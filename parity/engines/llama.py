@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from parity.errors import UsageError
+from parity.processes import WORKER_DEFAULTS
 
 KV_TYPES = {"f32": 0, "f16": 1}  # ggml_type
 WARNING_LEVEL, CONTINUED_LEVEL = 3, 5  # ggml_log_level: 2 is info, 3 warning, 4 error, 5 goes on
@@ -33,7 +35,12 @@ class EngineUnavailable(UsageError):
 def library() -> ModuleType:
     """The ``llama_cpp`` module, its back end started, its log cut down to
     warnings and errors on standard error.
+
+    The library reads ``WORKER_DEFAULTS`` when it is loaded: every process that decodes, a server too, waits
+    without spinning.
     """
+    for name, value in WORKER_DEFAULTS.items():
+        os.environ.setdefault(name, value)
     try:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:
@@ -136,7 +143,8 @@ class LlamaModel:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
     """One llama.cpp context. ``n_ctx`` counts cells of the whole cache;
-    ``n_seq_max`` physical sequence ids.
+    ``n_seq_max`` physical sequence ids. With ``flash_attention`` cells of ``kv_type`` f32 are cast to f16
+    before they are used.
     """
 
     n_ctx: int

@@ -166,7 +166,7 @@ def check_rows_are_locked(family: Family) -> list[GateCheck]:
             verdict=Verdict.PASS if row.locked else Verdict.UNKNOWN,
             reason=""
             if row.locked
-            else f"row {row.name} is unlocked: its revision and digest were never "
+            else f"row {row.name} is unlocked: its digest was never "
             f"looked up; run `parity lock --family {family.name}`",
         )
         for row in family.rows.values()

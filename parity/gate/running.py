@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
 
 from parity.gate.jobs import run_job
 from parity.gate.plan import GateJob, plan_gate
 from parity.gate.records import CheckKind, GateCheck, GateOptions, GateResult
+from parity.processes import process_pool
 from parity.records import Verdict
 from parity.run.profiles import provenance
 from parity.store import REPOSITORY
@@ -32,7 +33,10 @@ TESTS: dict[CheckKind, tuple[str, str]] = {
 
 
 def run_gate(options: GateOptions, on_check: OnCheck = lambda check, done, total: None) -> GateResult:
-    """Run everything that was asked for. Raises ``UsageError`` for options that cannot be run at all."""
+    """Run everything that was asked for. Raises ``UsageError`` for options that cannot be run at all.
+
+    After an interrupt what had not ended is unknown, and the rest is kept.
+    """
     started = monotonic()
     jobs, decided, models = plan_gate(options)
     total = len(jobs) + len(decided)
@@ -40,9 +44,14 @@ def run_gate(options: GateOptions, on_check: OnCheck = lambda check, done, total
     for check in decided:
         checks.append(located(check))
         on_check(check, len(checks), total)
-    for check in _run_jobs(jobs, options.jobs):
-        checks.append(located(check))
-        on_check(check, len(checks), total)
+    try:
+        with contextlib.closing(_run_jobs(jobs, options.jobs)) as ended:
+            for check in ended:
+                checks.append(located(check))
+                on_check(check, len(checks), total)
+    except KeyboardInterrupt:
+        known = {check.name for check in checks}
+        checks += [located(unfinished(job, "interrupted")) for job in jobs if job.name not in known]
     order = {job.name: index for index, job in enumerate(jobs)}
     checks.sort(key=lambda check: order.get(check.name, -1))
     return GateResult(
@@ -58,22 +67,27 @@ def _run_jobs(jobs: list[GateJob], limit: int):
     """Checks as they end. A process that dies makes unknown what had not ended."""
     if not jobs:
         return
-    with ProcessPoolExecutor(min(limit, len(jobs)), mp_context=get_context("spawn")) as pool:
+    with process_pool(min(limit, len(jobs))) as pool:
         futures: dict[Future, GateJob] = {pool.submit(run_job, job): job for job in by_cost(jobs)}
         for future in as_completed(futures):
             job = futures[future]
             try:
                 yield future.result()
             except BrokenProcessPool as error:
-                yield GateCheck(
-                    kind=job.kind,
-                    name=job.name,
-                    family=job.family,
-                    split=job.split,
-                    layout=job.layout.value if job.layout else "",
-                    verdict=Verdict.UNKNOWN,
-                    reason=f"a process of the gate died: {error}",
-                )
+                yield unfinished(job, f"a process of the gate died: {error}")
+
+
+def unfinished(job: GateJob, reason: str) -> GateCheck:
+    """The check of a job that did not end: nothing is known."""
+    return GateCheck(
+        kind=job.kind,
+        name=job.name,
+        family=job.family,
+        split=job.split,
+        layout=job.layout.value if job.layout else "",
+        verdict=Verdict.UNKNOWN,
+        reason=reason,
+    )
 
 
 def by_cost(jobs: list[GateJob]) -> list[GateJob]:

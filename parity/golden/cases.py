@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from parity.errors import UsageError
-from parity.records import (Case, Fault, FaultKind, Session)
+from parity.records import Case, Fault, FaultKind, Session
 from parity.store import REPOSITORY
 from scheduler.limits import Layout
 
@@ -56,8 +56,9 @@ PLANS: dict[GoldenMode, ModePlan] = {
 
 
 def golden_case(family: str, mode: GoldenMode, prompts: tuple[tuple[int, ...], ...]) -> Case:
-    """The case of a mode over tokenised prompts, in ``unified``; f32 KV,
-    because f16 sums amplify rounding.
+    """The case of a mode over tokenised prompts, in ``unified``.
+
+    Cells are float32, which counts in ``streams`` alone: flash attention casts them to float16 (see ``Case``).
     """
     sessions = tuple(
         Session(prompt=prompt, max_tokens=MAX_TOKENS, arrival_step=_arrival(mode, index))

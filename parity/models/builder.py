@@ -21,13 +21,15 @@ CONTROL_GAIN = 0.25  # control tokens' rows are quieter: generated now and then,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Width and depth of a generated model. ``head_dim`` is ``width / n_head``; tiny models are 64 wide."""
+    """Width and depth of a generated model. ``head_dim`` is ``width / n_head`` unless ``head_values`` says
+    another; tiny models are 64 wide."""
 
     width: int
     n_layer: int
     n_head: int = 4
     n_head_kv: int = 2
     ffn_dim: int = 0  # 0: twice the width
+    head_values: int = 0  # 0: width / n_head
 
     def __post_init__(self) -> None:
         if self.width % (2 * self.n_head) or self.n_head % self.n_head_kv or self.n_layer < 1:
@@ -37,7 +39,7 @@ class ModelSize:
 
     @property
     def head_dim(self) -> int:
-        return self.width // self.n_head
+        return self.head_values or self.width // self.n_head
 
     @property
     def ffn(self) -> int:

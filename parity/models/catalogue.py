@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import huggingface_hub
 from filelock import FileLock
 
 from parity.errors import UsageError
 from parity.models.builder import ModelSize, replaced_file
-from parity.models.facts import read_facts, read_header
+from parity.models.facts import read_facts
 from parity.models.families import Family, KvClass, ModelRow, RowSource, load_families
+from parity.models.gguf import read_header, shown
 from parity.models.package_source import resolve_package_file
 from parity.models.quantise import FILE_TYPES, quantised_file
 from parity.store import cache_dir, file_sha256, verified_sha256
@@ -101,7 +101,7 @@ def check_file_is_row(path: Path, family: Family, row: ModelRow) -> None:
     facts = read_facts(path)
     why = ""
     if facts.architecture != family.architecture:
-        why = f"its architecture is {facts.architecture!r}, the family's is {family.architecture!r}"
+        why = f"its architecture is {shown(facts.architecture)}, the family's is {family.architecture!r}"
     elif facts.n_layer != row.n_layer:
         why = f"it has {facts.n_layer} layers, the row says {row.n_layer}"
     elif facts.is_mla is not (family.kv_class is KvClass.MLA):
@@ -126,10 +126,7 @@ def find_row_file(family: Family, row: ModelRow) -> Path | None:
     elif row.source is RowSource.PACKAGE:
         path = resolve_package_file(row)
     else:
-        found = row.locked and huggingface_hub.try_to_load_from_cache(
-            row.repo, row.file, revision=row.revision
-        )
-        path = Path(found) if isinstance(found, str) else None
+        path = next(iter(_downloads(row)), None) if row.locked else None
     return path if path and path.exists() else None
 
 
@@ -140,11 +137,13 @@ def generated_path(family: Family, row: ModelRow) -> Path:
 
 def build_row(family: Family, row: ModelRow, target: Path) -> None:
     """Write a generated row's model to ``target`` (atomic), whatever its digest."""
-    from parity.models.tiny import BUILDERS
+    from parity.models.tiny import find_builder
 
-    if family.name not in BUILDERS:
+    builder = find_builder(family.name, row.variant)
+    if builder is None:
         raise UsageError(
-            f"family {family.name} has no model writer",
+            f"family {family.name} has no model writer"
+            + (f" for the variant {row.variant!r}" if row.variant else ""),
             where=str(family.path),
             why=f"row {row.name} says source: generated",
             todo="add one to parity/models/tiny",
@@ -152,7 +151,7 @@ def build_row(family: Family, row: ModelRow, target: Path) -> None:
     chosen = {
         key: getattr(row, key) for key in ("n_head", "n_head_kv", "ffn_dim") if getattr(row, key) is not None
     }
-    BUILDERS[family.name](ModelSize(width=row.width, n_layer=row.n_layer, **chosen)).save(target)
+    builder(ModelSize(width=row.width, n_layer=row.n_layer, **chosen)).save(target)
 
 
 def _generated_file(family: Family, row: ModelRow) -> Path:
@@ -189,28 +188,29 @@ def _hub_file(family: Family, row: ModelRow) -> Path:
         raise UsageError(
             f"{name} is unlocked",
             where=str(family.path),
-            why="its revision and digest were never looked up",
+            why="its digest was never looked up",
             todo=f"run `parity lock --family {family.name}` and `parity fetch --family {family.name}`",
         )
     todo = f"run `parity fetch --family {family.name}`"
-    found = huggingface_hub.try_to_load_from_cache(row.repo, row.file, revision=row.revision)
-    if not isinstance(found, str):
+    found = {path: verified_sha256(path) for path in _downloads(row)}
+    for path, digest in found.items():
+        if digest == row.sha256:
+            return path
+    for path, digest in found.items():
         raise UsageError(
-            f"{name} is not here", why=f"{row.repo}/{row.file} is not in the Hub's cache", todo=todo
-        )
-    return _checked_download(Path(found), row, todo=todo)
-
-
-def _checked_download(path: Path, row: ModelRow, *, todo: str) -> Path:
-    found = verified_sha256(path)
-    if found != row.sha256:
-        raise UsageError(
-            f"model {row.name} has the wrong digest",
+            f"{name} has the wrong digest",
             where=str(path),
-            why=f"SHA-256 is {found}, pinned is {row.sha256}",
+            why=f"SHA-256 is {digest}, pinned is {row.sha256}",
             todo=todo,
         )
-    return path
+    raise UsageError(f"{name} is not here", why=f"{row.repo}/{row.file} is not in the Hub's cache", todo=todo)
+
+
+def _downloads(row: ModelRow) -> list[Path]:
+    """What the Hub's cache may hold of the row, not verified."""
+    from parity.models import hub  # here: it takes a third of a second, and most commands never ask
+
+    return hub.cached_files(hub.hub_file(row), hub.HubSettings.from_environment().cache)
 
 
 def _any_file(path: Path) -> ModelFile:
@@ -221,7 +221,7 @@ def _any_file(path: Path) -> ModelFile:
     if owner is None:
         known = ", ".join(family.architecture for family in load_families().values())
         raise UsageError(
-            f"architecture {architecture!r} belongs to no family",
+            f"architecture {shown(architecture)} belongs to no family",
             where=str(path),
             why=f"known are {known}",
             todo="add a manifest for it",

@@ -14,6 +14,7 @@ from typing import Any
 
 from parity.engines.geometry import sequences_of
 from parity.errors import UsageError
+from parity.models.lock_file import LOCK_FILE, PINS, Lock, load_lock, pins_of
 from parity.schemas import load_checked_yaml
 from parity.store import REPOSITORY
 
@@ -80,8 +81,8 @@ class ModelRow:
     """One model of a family. Fields that its source doesn't have are None.
 
     ``generated``: ``width`` and, where they differ from the tiny models', ``n_head``, ``n_head_kv``,
-    ``ffn_dim``. ``hub``: ``repo``, ``file``, ``revision``. ``package``: ``package``, ``version``,
-    ``file`` (inside the package).
+    ``ffn_dim``; ``variant`` names a writer other than the family's tiny one. ``hub``: ``repo``, ``file``,
+    ``revision``. ``package``: ``package``, ``version``, ``file`` (inside the package).
     """
 
     name: str
@@ -101,12 +102,12 @@ class ModelRow:
     n_head: int | None = None
     n_head_kv: int | None = None
     ffn_dim: int | None = None
+    variant: str | None = None
 
     @property
     def locked(self) -> bool:
-        """Is the file's content pinned? A Hub row also needs its revision and size."""
-        pins = (self.sha256, self.size_bytes, *((self.revision,) if self.source is RowSource.HUB else ()))
-        return None not in pins
+        """Is the file's content pinned? Its SHA-256 does that; revision and size are checked where known."""
+        return self.sha256 is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,9 +174,13 @@ def manifests_dir() -> Path:
     return REPOSITORY / "manifests"
 
 
-def load_family(name: str, directory: Path | None = None) -> Family:
-    """One family by name; ``UsageError`` if it is unknown or its manifest isn't valid."""
-    path = (directory or manifests_dir()) / f"{name}.yaml"
+def load_family(name: str, directory: Path | None = None, *, lock: Lock | None = None) -> Family:
+    """One family by name; ``UsageError`` if it is unknown or its manifest isn't valid.
+
+    ``lock`` holds the pins that complete the manifest's own; None reads the one beside the manifests.
+    """
+    folder = directory or manifests_dir()
+    path = folder / f"{name}.yaml"
     if name not in family_names(directory):
         raise UsageError(
             f"unknown family {name!r}",
@@ -183,7 +188,7 @@ def load_family(name: str, directory: Path | None = None) -> Family:
             todo=f"add {path} to make it one",
         )
     content = load_checked_yaml(path, schema="manifest")
-    return _family(content, path)
+    return _family(content, path, load_lock(folder) if lock is None else lock)
 
 
 def load_families(directory: Path | None = None) -> dict[str, Family]:
@@ -191,11 +196,12 @@ def load_families(directory: Path | None = None) -> dict[str, Family]:
     return {name: load_family(name, directory) for name in family_names(directory)}
 
 
-def chosen_families(names: tuple[str, ...], directory: Path | None = None) -> list[Family]:
+def chosen_families(
+    names: tuple[str, ...], directory: Path | None = None, *, lock: Lock | None = None
+) -> list[Family]:
     """The named families in the order given, or all; ``UsageError`` for a name without a manifest."""
-    if names:
-        return [load_family(name, directory) for name in dict.fromkeys(names)]
-    return list(load_families(directory).values())
+    chosen = dict.fromkeys(names) if names else family_names(directory)
+    return [load_family(name, directory, lock=lock) for name in chosen]
 
 
 def family_names(directory: Path | None = None) -> list[str]:
@@ -204,20 +210,15 @@ def family_names(directory: Path | None = None) -> list[str]:
     Families that the project doesn't know come last.
     """
     folder = directory or manifests_dir()
-    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    names = sorted(path.stem for path in folder.glob("*.yaml") if path.name != LOCK_FILE)
     if not names:
         raise UsageError("no manifest found", where=str(folder), todo="run in a checkout of the project")
     order = ["llama", "deepseek2", "gemma2", "falcon_h1", "qwen3next"]
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
 
 
-def _family(content: dict[str, Any], path: Path) -> Family:
-    rows = {
-        name: ModelRow(
-            name=name, source=RowSource(row["source"]), **{k: v for k, v in row.items() if k != "source"}
-        )
-        for name, row in content["rows"].items()
-    }
+def _family(content: dict[str, Any], path: Path, lock: Lock) -> Family:
+    rows = {name: _row(name, row, lock, content["family"]) for name, row in content["rows"].items()}
     family = Family(
         name=content["family"],
         architecture=content["architecture"],
@@ -231,6 +232,13 @@ def _family(content: dict[str, Any], path: Path) -> Family:
     )
     _check_consistent(family)
     return family
+
+
+def _row(name: str, row: dict[str, Any], lock: Lock, family: str) -> ModelRow:
+    """A manifest's row; what it does not pin itself is taken from the lock."""
+    locked = pins_of(lock, family, name, row) if row["source"] == RowSource.HUB else {}
+    pins = {pin: locked[pin] for pin in PINS if row.get(pin) is None and pin in locked}
+    return ModelRow(name=name, **{**row, **pins, "source": RowSource(row["source"])})
 
 
 def _check_consistent(family: Family) -> None:
@@ -251,9 +259,3 @@ def _check_consistent(family: Family) -> None:
         raise fault(
             "engine.swa_full", "a window cache that drops cells can't be exact in one pool; it must be true"
         )
-    for row in family.rows.values():
-        if (
-            len({pin is None for pin in (row.revision, row.sha256, row.size_bytes)}) > 1
-            and row.source is RowSource.HUB
-        ):
-            raise fault(f"rows.{row.name}", "revision, sha256 and size_bytes are set together or not at all")

@@ -17,15 +17,8 @@ from gguf import GGUFValueType
 
 from parity.errors import UsageError
 from parity.models.builder import replaced_file
-from parity.models.facts import (
-    MAGIC,
-    SCALAR_FORMATS,
-    GgufHeader,
-    ModelFacts,
-    TensorEntry,
-    derive_facts,
-    read_header,
-)
+from parity.models.facts import ModelFacts, derive_facts
+from parity.models.gguf import MAGIC, SCALAR_FORMATS, GgufHeader, TensorEntry, read_header
 
 COPY_BYTES = 8 << 20
 PER_LAYER_KEYS = (
@@ -75,11 +68,11 @@ def slice_model(
     """
     header = read_header(source)
     facts = derive_facts(header)
-    if header.get("split.count", 1) > 1:
+    if header.integer("split.count", 1) > 1:
         raise UsageError(
             "model is one part of several",
             where=str(source),
-            why=f"it holds {len(header.tensors)} tensors of {header.get('split.tensors.count')}",
+            why=f"it holds {len(header.tensors)} tensors of {header.integer('split.tensors.count', 0)}",
             todo="merge its parts first (llama.cpp's gguf-split --merge)",
         )
     if layers.stop > facts.n_layer:
@@ -109,8 +102,10 @@ def _stage_fields(header: GgufHeader, facts: ModelFacts, layers: LayerRange) -> 
     arch, part = header.architecture, slice(layers.start, layers.stop)
     fields = {f"{arch}.block_count": _encode(f"{arch}.block_count", GGUFValueType.UINT32, layers.n_layer)}
     for key in (f"{arch}.{name}" for name in PER_LAYER_KEYS):
-        if isinstance(header.get(key), list):
-            fields[key] = _reencoded_array(header, key, header.get(key)[part])
+        if isinstance(values := header.value(key), list):
+            if len(values) < facts.n_layer:
+                raise header.fault(f"{key} has {len(values)} values for {facts.n_layer} layers")
+            fields[key] = _reencoded_array(header, key, values[part])
     key = f"{arch}.nextn_predict_layers"
     if key in header.fields:  # their tensors lie behind the last layer and are left out
         fields[key] = _encode(key, GGUFValueType.UINT32, 0)
@@ -120,7 +115,7 @@ def _stage_fields(header: GgufHeader, facts: ModelFacts, layers: LayerRange) -> 
         fields[key] = _encode(key, GGUFValueType.UINT32, dense)
         # llama.cpp takes 26 or 27 layers for the lite variant and needs to be told for any other number.
         key = f"{arch}.attention.q_lora_rank"
-        fields[key] = _encode(key, GGUFValueType.UINT32, header.get(key, 0))
+        fields[key] = _encode(key, GGUFValueType.UINT32, header.integer(key, 0))
     if arch == "gemma2":
         key = f"{arch}.attention.sliding_window_pattern"
         fields[key] = _encode_flags(key, [kind == "window" for kind in facts.layers[part]])

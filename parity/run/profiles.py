@@ -16,12 +16,13 @@ from typing import Any
 from parity.engines.numerics import NumericsProfile, profile_candidates
 from parity.errors import UsageError
 from parity.models import resolve_model
-from parity.models.facts import read_header
-from parity.processes import Worker, WorkerDied, shared_worker
+from parity.models.gguf import read_header
+from parity.processes import CallFailed, Worker, WorkerDied, shared_worker
 from parity.records import Case, Provenance, Session
-from parity.store import REPOSITORY, cache_dir, save_text
+from parity.store import REPOSITORY, cache_dir, file_sha256, save_text
 
-FORMAT = 2
+FORMAT = 3
+JUDGING_CODE = ("scheduler", "parity/engines", "parity/run", "parity/checkers")
 REBUILD = "rebuild llama-cpp-python with CMAKE_ARGS=-DGGML_LLAMAFILE=OFF (`make setup` does)"
 
 
@@ -29,6 +30,8 @@ REBUILD = "rebuild llama-cpp-python with CMAKE_ARGS=-DGGML_LLAMAFILE=OFF (`make 
 class Trial:
     """One candidate's self-test: sessions compared, bit-identical ones, generated
     tokens per second in the pool.
+
+    ``problem`` says why there is no judgement: the worker was ended, the engine aborted, our own code failed.
     """
 
     profile: NumericsProfile
@@ -40,6 +43,11 @@ class Trial:
     @property
     def exact(self) -> bool:
         return self.sessions > 0 and self.bit_identical == self.sessions and not self.problem
+
+    @property
+    def is_judgement(self) -> bool:
+        """Whether the candidate was judged; an accident says nothing about it and is never remembered."""
+        return self.sessions > 0 and not self.problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,9 @@ def probe_here(arguments: dict[str, Any]) -> dict[str, Any]:
         begin = perf_counter()
         outcome = runner.run(case, profile)
         elapsed_s += perf_counter() - begin
+        if outcome.crashed or outcome.problems:
+            # The run itself went wrong, so what its sessions gave does not judge the kernels.
+            raise RuntimeError(outcome.reason or outcome.problems[0])
         sessions += outcome.sessions
         identical += outcome.bit_identical
         tokens += sum(session.max_tokens for session in case.sessions)
@@ -150,7 +161,7 @@ def try_profile(model: str, family: str, profile: NumericsProfile, *, n_threads:
             {"model": model, "family": family, "profile": profile.to_json(), "n_threads": n_threads},
         )
         return Trial(profile, answer["sessions"], answer["bit_identical"], answer["tokens_per_s"])
-    except (WorkerDied, RuntimeError) as error:
+    except (WorkerDied, CallFailed) as error:
         return Trial(profile, 0, 0, 0.0, str(error))
     finally:
         worker.close()
@@ -171,43 +182,69 @@ def tensor_types(path: Path) -> list[str]:
 
 
 @functools.cache
+def code_version() -> str:
+    """Digest of the source that a self-test's judgement rests on: scheduler, engines, run and checkers."""
+    digest = hashlib.blake2b(digest_size=16)
+    for folder in JUDGING_CODE:
+        for path in sorted((REPOSITORY / folder).rglob("*.py")):
+            digest.update(f"{path.relative_to(REPOSITORY)}\0{file_sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
+@functools.cache
 def profile_of(model: str) -> ProfileChoice:
-    """The remembered choice for a model, this build and this CPU; found by the self-test if there is none."""
+    """The remembered choice for a model, this build, this CPU and this code; found by the self-test if there
+    is none. Only judgements are remembered: with one accident among the trials, the next process tries again.
+    """
     file = resolve_model(model)
-    identity = json.dumps([FORMAT, file.sha256, engine_fingerprint()], sort_keys=True)
+    identity = json.dumps([FORMAT, file.sha256, engine_fingerprint(), code_version()], sort_keys=True)
     path = cache_dir("profiles") / f"{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}.json"
+    trials = load_trials(path)
+    if trials is None:
+        trials = try_all(model)
+        if all(trial.is_judgement for trial in trials):
+            save_text(path, json.dumps([trial_to_data(trial) for trial in trials]))
+    return choose(trials)
+
+
+def load_trials(path: Path) -> tuple[Trial, ...] | None:
+    """Trials in a file of the cache; None if it is absent, unreadable or holds anything but judgements."""
     try:
         trials = tuple(
             Trial(NumericsProfile.from_json(item.pop("profile")), **item)
             for item in json.loads(path.read_text())
         )
-    except (OSError, ValueError, TypeError):
-        trials = try_all(model)
-        save_text(
-            path,
-            json.dumps(
-                [
-                    {
-                        "profile": t.profile.to_json(),
-                        "sessions": t.sessions,
-                        "bit_identical": t.bit_identical,
-                        "tokens_per_s": t.tokens_per_s,
-                        "problem": t.problem,
-                    }
-                    for t in trials
-                ]
-            ),
-        )
-    return choose(trials)
+        return trials if trials and all(trial.is_judgement for trial in trials) else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def trial_to_data(trial: Trial) -> dict[str, Any]:
+    """JSON-able form of a trial, which ``load_trials`` reads."""
+    return {
+        "profile": trial.profile.to_json(),
+        "sessions": trial.sessions,
+        "bit_identical": trial.bit_identical,
+        "tokens_per_s": trial.tokens_per_s,
+    }
 
 
 def choose(trials: tuple[Trial, ...]) -> ProfileChoice:
-    """The fastest exact trial; without one the first, with the reason."""
+    """The fastest exact trial; without one the first, with the reason; an accident is no judgement."""
     exact = [trial for trial in trials if trial.exact]
     if exact:
         return ProfileChoice(max(exact, key=lambda trial: trial.tokens_per_s).profile, trials)
     if not trials:
         raise UsageError("no numerics profile to try", why="the model has no tensors")
+    accidents = [
+        f"{trial.profile.name}: {trial.problem or 'it compared nothing'}"
+        for trial in trials
+        if not trial.is_judgement
+    ]
+    if accidents:
+        return ProfileChoice(
+            trials[0].profile, trials, f"the self-test did not finish: {'; '.join(accidents)}; run it again"
+        )
     facts = engine_fingerprint()
     why = (
         "llamafile SGEMM is on" if "LLAMAFILE = 1" in facts["system"] else "no candidate is exact on this CPU"

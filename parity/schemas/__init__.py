@@ -19,45 +19,83 @@ def load_schema(name: str) -> dict[str, Any]:
     return json.loads((Path(__file__).parent / f"{name}.schema.json").read_text())
 
 
-def load_checked_yaml(path: Path, *, schema: str) -> dict[str, Any]:
-    """The content of a YAML file that satisfies a schema.
+MAX_YAML_BYTES = 256 << 10  # a hundred times the largest of ours
+MAX_YAML_DEPTH = 32
+MAX_WHY_CHARS = 300  # a fault quotes what it found, which may be the whole file
 
-    ``UsageError`` names the file and the key path of the fault that matters most.
+
+class PlainLoader(yaml.SafeLoader):
+    """YAML as people write it: trees of scalars, keys given once, nothing that refers to another place.
+
+    An alias lets ten lines stand for a billion values, or a list hold itself; so there are none.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        check_unique_keys(yaml.compose(text, Loader=yaml.SafeLoader))
-        content = yaml.safe_load(text)
-    except OSError as error:
-        raise UsageError("file cannot be read", where=str(path), why=error.strerror or str(error)) from error
-    except UnicodeDecodeError as error:
-        raise UsageError("file is not UTF-8 text", where=str(path), why=str(error)) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        why = getattr(error, "problem", None) or str(error)
-        raise UsageError("file is not valid YAML", where=f"{path}{line}", why=why) from error
-    validator = jsonschema.Draft202012Validator(load_schema(schema))
-    fault = jsonschema.exceptions.best_match(validator.iter_errors(content))
-    if fault is not None:
-        raise UsageError(f"{schema} is not valid", where=f"{path} at {key_path(fault)}", why=fault.message)
-    return content
 
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._depth = 0
 
-def check_unique_keys(node: yaml.Node | None) -> None:
-    """Raise ``yaml.YAMLError`` for a key given twice: the first value would be lost without a word."""
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            check_unique_keys(item)
-    if isinstance(node, yaml.MappingNode):
-        seen = set()
-        for key, value in node.value:
-            if key.value in seen:
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(
+                problem="anchors and aliases are not allowed", problem_mark=event.start_mark
+            )
+        if self._depth == MAX_YAML_DEPTH:
+            raise yaml.MarkedYAMLError(
+                problem=f"more than {MAX_YAML_DEPTH} levels", problem_mark=event.start_mark
+            )
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Without SafeLoader's merge keys, which would be ``<<``, and where a key given twice is a fault."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="a key must be a word", problem_mark=key.start_mark)
+            if key.value in seen:  # the first value would be lost without a word
                 raise yaml.MarkedYAMLError(
                     problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark
                 )
             seen.add(key.value)
-            check_unique_keys(value)
+        return yaml.constructor.BaseConstructor.construct_mapping(self, node, deep=deep)
+
+
+def load_checked_yaml(path: Path, *, schema: str) -> dict[str, Any]:
+    """The content of a YAML file that satisfies a schema.
+
+    ``UsageError`` names the file and the key path of the fault that matters most. Time and memory are bounded
+    whatever the file holds.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_YAML_BYTES + 1)
+        if len(data) > MAX_YAML_BYTES:
+            raise UsageError("file is too large", where=str(path), why=f"more than {MAX_YAML_BYTES} bytes")
+        content = PlainLoader(data.decode("utf-8")).get_single_data()
+    except OSError as error:
+        raise UsageError("file cannot be read", where=str(path), why=error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        raise UsageError("file is not UTF-8 text", where=str(path), why=error.reason) from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is none
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        why = getattr(error, "problem", None) or str(error)
+        raise UsageError("file is not valid YAML", where=f"{path}{line}", why=why[:MAX_WHY_CHARS]) from error
+    validator = jsonschema.Draft202012Validator(load_schema(schema))
+    fault = jsonschema.exceptions.best_match(validator.iter_errors(content))
+    if fault is not None:
+        raise UsageError(
+            f"{schema} is not valid",
+            where=f"{path} at {key_path(fault)[:MAX_WHY_CHARS]}",
+            why=fault.message
+            if len(fault.message) < MAX_WHY_CHARS
+            else f"{fault.message[:MAX_WHY_CHARS]} ...",
+        )
+    return content
 
 
 def key_path(fault: jsonschema.ValidationError) -> str:

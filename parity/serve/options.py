@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from parity.errors import UsageError
+from parity.cases.policy_options import parse_policy_options, policy_option
 from parity.serve.served_model import EngineSettings
 from scheduler.limits import Layout
 
@@ -60,7 +60,7 @@ _OPTIONS = (
     ),
     click.option("--prefix-cache/--no-prefix-cache", default=True, show_default=True),
     click.option("--policy", default="fcfs", show_default=True, help="Named scheduling policy."),
-    click.option("--policy-option", "policy_options", multiple=True, metavar="NAME=VALUE"),
+    policy_option,
     click.option("--kv-type", default="f16", show_default=True, type=click.Choice(["f16", "f32"])),
     click.option("--threads", "n_threads", default=2, show_default=True, type=_AT_LEAST_ONE),
 )
@@ -89,21 +89,9 @@ def engine_options(function: Callable) -> Callable:
 
 def settings_from(model: str, options: dict[str, Any]) -> EngineSettings:
     """Settings from the decorated command's keyword arguments. Raises ``UsageError``."""
-    pairs = [text.partition("=") for text in options["policy_options"]]
-    if bad := [name for name, equals, _ in pairs if not equals]:
-        raise UsageError(f"policy option {bad[0]!r} has no value", todo="write it as NAME=VALUE")
     values = {
         **options,
         "layout": Layout(options["layout"]),
-        "policy_options": tuple((name, _value(text)) for name, _, text in pairs),
+        "policy_options": parse_policy_options(options["policy"], options["policy_options"]),
     }
     return EngineSettings(model=model, **values)
-
-
-def _value(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

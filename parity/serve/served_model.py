@@ -15,8 +15,9 @@ from parity.engines.numerics import NumericsProfile
 from parity.engines.pool import LlamaEngine, PoolContext
 from parity.errors import UsageError
 from parity.models import ModelFile, resolve_model
-from parity.models.facts import ModelFacts, derive_facts, read_facts, read_header
+from parity.models.facts import ModelFacts, derive_facts, read_facts
 from parity.models.families import Family, load_family
+from parity.models.gguf import read_header
 from parity.models.memory import Assumptions, binding_component, model_components
 from parity.run.profiles import profile_of
 from scheduler.limits import LLAMA_MAX_SEQ, Layout, PoolLimits, Sharing, StepLimits
@@ -77,7 +78,8 @@ class ServedModel:
         self.settings, self.file, self.family, self.profile = settings, file, family, profile
         self.note_step: Callable[[StepRecord], None] = lambda record: None  # hears of every step
         self.facts: ModelFacts = derive_facts(header)
-        self.chat_template: str | None = header.get("tokenizer.chat_template")
+        template = header.value("tokenizer.chat_template")
+        self.chat_template: str | None = template if isinstance(template, str) else None
         self.model = LlamaModel(file.path, use_extra_bufts=profile.use_extra_bufts)
         self.steps = settings.step_limits()
         streams = settings.layout is Layout.STREAMS

@@ -7,12 +7,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from xml.etree import ElementTree
 
 from parity.cases.strategies import landmark, tokens_of
 from parity.checkers.policy import (
@@ -29,8 +25,9 @@ from parity.records import Case, Fault, FaultKind, Outcome, Session, Verdict
 from parity.run.contained import run_case
 from parity.run.runner import replay, run_exact_case
 from parity.store import REPOSITORY
+from parity.suites.contracts import check_contract
 from scheduler.limits import Layout
-from scheduler.policies import make_policy, policy_class
+from scheduler.policies import make_policy, policy_class, policy_names
 from scheduler.policies.aging import Aging
 from scheduler.policies.least_slack import LeastSlack
 from scheduler.policy.base import Policy
@@ -220,6 +217,7 @@ def check_progress(policy: str) -> Iterable[str]:
 
 
 CHECKS: dict[str, Callable[[str], Iterable[str]]] = {
+    "contract": check_contract,
     "parity": check_parity,
     "logical plans": check_plans,
     "hidden lengths": check_hidden,
@@ -230,7 +228,11 @@ CHECKS: dict[str, Callable[[str], Iterable[str]]] = {
 
 
 def applies(name: str, policy: str) -> bool:
-    """Whether a check has anything to look at: service that is published, keys that are slack or age."""
+    """Whether a check has anything to look at: service that is published, keys that are slack or age; of a
+    measure there is only the contract.
+    """
+    if name == "contract" or policy not in policy_names():
+        return name == "contract"
     kind = policy_class(policy)
     if name == "completed service":
         return kind.published_service is not Policy.published_service
@@ -238,8 +240,9 @@ def applies(name: str, policy: str) -> bool:
 
 
 def check_policy(policy: str) -> list[Check]:
-    """All checks of one policy that need no other process."""
-    make_policy(policy)
+    """All checks of one policy or measure that need no other process."""
+    if policy in policy_names():
+        make_policy(policy)
     return [
         Check(policy, name, tuple(check(policy))) for name, check in CHECKS.items() if applies(name, policy)
     ]
@@ -279,79 +282,3 @@ def check_hash_seeds(policies: list[str]) -> list[Check]:
         problems = () if same else ("schedules differ from process to process: a set was iterated",)
         checks.append(Check(policy, "same in every process", problems))
     return checks
-
-
-# -- Runs the contract tests of policies in another process and counts them by policy.
-
-FOLDER = Path("tests") / "scheduler" / "policies"
-TOO_LONG = FOLDER / "test_outputs.py"  # the property over random workloads: the fixed cases stand for it here
-
-
-@dataclass(slots=True)
-class Tally:
-    """Contract tests that a policy ran in; ``failed`` names those that did not pass."""
-
-    passed: int = 0
-    failed: tuple[str, ...] = ()
-
-
-class ContractTests:
-    """The tests' process. ``by_policy`` waits for it."""
-
-    def __init__(self, process: subprocess.Popen | None, report: Path) -> None:
-        self._process, self._report = process, report
-
-    def by_policy(self) -> dict[str, Tally]:
-        """Counts by policy; empty when there are no tests here, or when they could not be run."""
-        if self._process is None:
-            return {}
-        self._process.communicate()
-        try:
-            return count_tests(self._report.read_text(encoding="utf-8"))
-        except (OSError, ElementTree.ParseError):
-            return {}
-
-
-def count_tests(junit: str) -> dict[str, Tally]:
-    """Counts by policy from a JUnit report whose tests have ``policy`` properties."""
-    counts: dict[str, Tally] = {}
-    for test in ElementTree.fromstring(junit).iter("testcase"):
-        policies = [item.get("value", "") for item in test.iter("property") if item.get("name") == "policy"]
-        wrong = any(test.find(tag) is not None for tag in ("failure", "error", "skipped"))
-        for policy in policies:
-            count = counts.setdefault(policy, Tally())
-            if wrong:
-                count.failed += (test.get("name", ""),)
-            else:
-                count.passed += 1
-    return counts
-
-
-@contextmanager
-def contract_tests() -> Iterator[ContractTests]:
-    """Start the contract tests; the process is ended with the context."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "contract-tests.xml"
-        if not (REPOSITORY / FOLDER).is_dir():
-            yield ContractTests(None, report)
-            return
-        arguments = [
-            sys.executable,
-            "-m",
-            "pytest",
-            str(FOLDER),
-            f"--ignore={TOO_LONG}",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            f"--junitxml={report}",
-        ]
-        process = subprocess.Popen(
-            arguments, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        try:
-            yield ContractTests(process, report)
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                process.wait()

@@ -6,16 +6,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from hypothesis import HealthCheck, Phase, example, given, seed, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import Flaky
 
 from parity.cases.files import save_failing_case
+from parity.cases.policy_options import PolicyOptions
 from parity.cases.shrink import shrink_case
 from parity.cases.strategies import cases, edges, landmark, steady_backend, tokens_of
 from parity.cases.text import REAL_WORK_TOKENS, has_real_vocabulary, text_prompts
@@ -122,6 +124,7 @@ def run_suite(
     *,
     model: str | None = None,
     policy: str = "fcfs",
+    policy_options: PolicyOptions = (),
     min_sessions: int = 200,
     seed_value: int | None = None,
     tier: Tier = Tier.BITS,
@@ -161,7 +164,8 @@ def run_suite(
             failing.append(outcome)
             raise Failed(outcome.case.family)
 
-    wrapped = _generated(one, family, layout, model, policy, min_sessions=min_sessions, seed_value=seed_value)
+    under = {"policy": policy, "policy_options": policy_options}
+    wrapped = _generated(one, family, layout, model, under, min_sessions=min_sessions, seed_value=seed_value)
     try:
         wrapped()
     except (Failed, Flaky):
@@ -192,7 +196,7 @@ def _generated(
     family: str,
     layout: Layout,
     model: str,
-    policy: str,
+    under: Mapping[str, Any],
     *,
     min_sessions: int,
     seed_value: int | None,
@@ -200,9 +204,9 @@ def _generated(
     """``one`` as a Hypothesis test over cases; a model with a real vocabulary is given text."""
     text: dict = {"tokens": text_prompts(model)} if has_real_vocabulary(model) else {}
     work = {"work_tokens": REAL_WORK_TOKENS} if text else {}
-    wrapped = given(cases(family, layout, model=model, policy=policy, **text, **work))(one)
+    wrapped = given(cases(family, layout, model=model, **under, **text, **work))(one)
     for fixed in (edges, landmark):  # the last one decorated runs first
-        wrapped = example(fixed(family, layout, model=model, policy=policy, **text))(wrapped)
+        wrapped = example(fixed(family, layout, model=model, **under, **text))(wrapped)
     wrapped = settings(
         max_examples=max(20, min_sessions),
         backend=steady_backend(),

@@ -175,6 +175,7 @@ class FastserveMlfq(Policy):
         ]
         return max(lower, key=lambda v: self.order_key(state, v), default=None)
 
-    def choose_victim(self, state: SchedulerState, requester: SessionView) -> str | None:
-        last = max((state.views[r] for r in state.running), key=lambda view: self.order_key(state, view))
-        return last.request_id if last.request_id != requester.request_id else None
+    victim_tie_break = "none needed: stamps of the queues differ"
+
+    def victim_key(self, state: SchedulerState, view: SessionView) -> tuple:
+        return self.order_key(state, view)

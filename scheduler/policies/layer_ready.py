@@ -8,6 +8,7 @@ from enum import Enum
 
 from scheduler.policy.base import Policy
 from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, READINESS, TOKENS, Contract
+from scheduler.policy.plan import NOT_READY
 from scheduler.policy.state import SchedulerState
 from scheduler.records import PolicyIdentity, SessionView
 
@@ -79,12 +80,15 @@ class LayerReady(Policy):
             for layer, fact in enumerate(self.facts.get(view.request_id, ()))
         )
 
+    def can_run(self, state: SchedulerState, view: SessionView) -> bool:
+        return view.ready and self.are_layers_ready(state, view)
+
     def fill(self, plan, views) -> None:
         for view in views:
             if self.are_layers_ready(plan.state, view):
                 super().fill(plan, (view,))
             else:
-                plan.defer(view, "a layer would be late")
+                plan.defer(view, f"{NOT_READY}a layer would be late")
 
 
 def layer_fact(value: LayerFact | Sequence) -> LayerFact:

@@ -6,17 +6,20 @@ from __future__ import annotations
 
 from scheduler.policy.base import PlanBuilder, Policy
 from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.overload import QUEUE, Overload
 from scheduler.policy.state import SchedulerState
-from scheduler.records import Phase, PolicyIdentity, SessionState, SessionView
+from scheduler.records import Phase, PolicyIdentity, Refusal, Request, SessionState, SessionView
 
 
 class Orca(Policy):
     """``Select``: sessions by arrival; a first selection reserves the declared
-    total; stop at the first misfit.
+    total, prompt and ``max_tokens``; stop at the first misfit.
 
-    ``n_rsrv`` is the sum of the reservations of sessions that were selected before and have not ended;
-    ``slots`` (default: as many rows as the pool has) bounds it. A prompt runs in one iteration unless it
-    exceeds the token budget or the memory asks for a stop within it.
+    ``n_rsrv`` is the sum of the reservations of sessions that were selected before and have not ended,
+    suspended ones included; ``slots`` (default: as many rows as the pool has) bounds it. A request above
+    ``slots`` is refused at the door; one that takes the whole pool by the default, whose last token needs no
+    row, reserves it whole. A prompt runs in one iteration unless it exceeds the token budget or the memory
+    asks for a stop within it.
     """
 
     identity = PolicyIdentity("orca")
@@ -45,9 +48,18 @@ class Orca(Policy):
         source="ORCA, Algorithm 1; M5.2 0x03",
     )
 
-    def __init__(self, *, slots: int | None = None, **seams) -> None:
-        super().__init__(**seams)
+    def __init__(self, *, slots: int | None = None, overload: Overload = QUEUE) -> None:
+        super().__init__(overload=overload)
+        if slots is not None and slots < 1:
+            raise ValueError(f"{slots} slots: must be at least 1")
         self.slots = slots
+
+    def refuse(self, state: SchedulerState, request: Request) -> Refusal | None:
+        total = declared_total(request)
+        if self.slots is not None and total > self.slots:
+            why = f"declares {total} tokens in all, the policy has {self.slots} slots"
+            return Refusal(request.request_id, why, False, total, self.slots)
+        return super().refuse(state, request)
 
     def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
         return (view.request.arrival_ms, view.index)
@@ -57,12 +69,16 @@ class Orca(Policy):
 
     def plan_iteration(self, state: SchedulerState):
         plan = PlanBuilder(state, self)
-        reserved = sum(state.views[request_id].request.num_rows for request_id in state.running)
+        slots = state.memory.total_rows() if self.slots is None else self.slots
+        selected = (*state.running, *state.suspended)
+        reserved = sum(min(declared_total(state.views[name].request), slots) for name in selected)
         eligible = sorted(
             (view for view in state.views.values() if view.ready),
             key=lambda view: self.order_key(state, view),
         )
         for view in eligible:
+            if plan.closed and view.state is not SessionState.RUNNING:
+                continue  # a misfit stops entries behind it, not those who hold what it waits for
             if view.state is SessionState.RUNNING:
                 if not self._whole(state, view, view.computed, plan) or not plan.add(view):
                     break
@@ -71,12 +87,13 @@ class Orca(Policy):
             if reason is not None:
                 plan.reject(view, reason)
                 continue
-            rows = view.request.num_rows
-            if self.slots is not None and reserved and reserved + rows > self.slots:
-                break
-            if not self._whole(state, view, state.memory.cached_tokens(view), plan) or not plan.enter(view):
-                break
-            reserved += rows
+            new = min(declared_total(view.request), slots) if view.state is SessionState.WAITING else 0
+            fits = reserved + new <= slots
+            fits = fits and self._whole(state, view, state.memory.cached_tokens(view), plan)
+            if not fits or not plan.enter(view):
+                plan.closed = True
+                continue
+            reserved += new
         return plan.build()
 
     def _whole(self, state: SchedulerState, view: SessionView, start: int, plan: PlanBuilder) -> bool:
@@ -86,3 +103,8 @@ class Orca(Policy):
         rows = max(view.committed, view.num_prompt_tokens if view.emitted == 0 else 0) - start
         most = min(state.max_num_batched_tokens, state.max_chunk_tokens)
         return rows > most or rows <= plan.tokens_left
+
+
+def declared_total(request: Request) -> int:
+    """The paper's ``max_tokens``: prompt and output together, of which the last needs no row."""
+    return len(request.prompt) + request.max_tokens

@@ -20,8 +20,10 @@ class ScorpioGuard(Policy):
     size bounds admission, credits bound the batch.
 
     A session whose TBT limit is k times the tightest running one counts 1/k in the virtual batch size and
-    decodes in one step of k. A session enters only while ``step_ms(size) = base_ms + ms_per_session * size``
-    stays within the tightest limit; a session alone always enters.
+    decodes in one step of k on average: its mean time per output token is its limit when a step takes the
+    tightest one, and a single gap is less than one step longer. A session enters only while
+    ``step_ms(size) = base_ms + ms_per_session * size`` stays within the tightest limit; a session alone
+    always enters.
     """
 
     identity = PolicyIdentity("scorpio_guard")
@@ -37,6 +39,7 @@ class ScorpioGuard(Policy):
         assumptions=(
             "the step time is base_ms + ms_per_session * virtual batch size",
             "declared limits are true",
+            "a TBT limit bounds the mean over a session's outputs, not every gap",
         ),
         foreign_owners=(CELLS, TOKENS),
         not_reproduced=("the length predictor", "the paper's analytic model of step time and its guarantees"),
@@ -76,12 +79,14 @@ class ScorpioGuard(Policy):
         return {}
 
     def planned(self, state: SchedulerState, plan: IterationPlan) -> Any:
-        """Each ready decode gains its share of a step and pays one when it runs; a
-        decode that is not left is gone.
+        """Each ready decode gains its share of a step and pays one when it runs; what it still has then
+        carries over, at most one step's worth. A decode that is not left is gone.
         """
         tightest, chosen = self._tightest(state), [chunk.request_id for chunk in plan.chunks]
         return {
-            view.request_id: self._credit(state, view, tightest) - (view.request_id in chosen)
+            view.request_id: min(
+                self._credit(state, view, tightest) - (view.request_id in chosen), Fraction(1)
+            )
             for view in self._decodes(state)
         }
 
@@ -96,8 +101,7 @@ class ScorpioGuard(Policy):
         )
 
     def _credit(self, state: SchedulerState, view: SessionView, tightest: float | None) -> Fraction:
-        before = state.policy_memory.get(view.request_id, Fraction(0))
-        return min(before + share(view, tightest), Fraction(1))
+        return state.policy_memory.get(view.request_id, Fraction(0)) + share(view, tightest)
 
     def _admissible(self, state: SchedulerState, view: SessionView, entered: list[SessionView]) -> bool:
         """Whether the virtual batch with ``view`` keeps the tightest limit of all its members."""

@@ -56,15 +56,27 @@ class Affinity:
 class AdderLimits:
     """Budgets of one prefill batch; None is no limit.
 
-    Every one stops adding and none blocks a batch's first session.
+    Every one stops adding and none blocks a batch's first session. Extended tokens are counted in whole
+    pages, session by session: that is what they take. Raises ValueError for a limit below 1.
     """
 
+    max_requests: int | None = None
     chunk_tokens: int | None = None
     max_extend_tokens: int | None = None
     max_cached_tokens: int | None = None
     max_buffer_bytes: int | None = None
     buffer_bytes_per_token: int = 1
     page_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: must be at least 1")
+
+    def paged(self, tokens: int) -> int:
+        """``tokens`` in whole pages."""
+        return -(-tokens // self.page_tokens) * self.page_tokens
 
     def extend_limit(self) -> int | None:
         """``min(user limit, chunk budget)`` when both exist, the chunk budget when only that exists."""
@@ -77,12 +89,14 @@ class _Batch:
     """What the prefill batch of one plan holds so far."""
 
     lead: Lead = Lead.NONE
-    extend: int = 0
+    requests: int = 0
+    extend: int = 0  # in whole pages
     cached: int = 0
     skips: int = 0
 
     def add(self, *, extend: int, cached: int, lead: Lead) -> None:
         self.lead = lead if self.lead is Lead.NONE else self.lead
+        self.requests += 1
         self.extend += extend
         self.cached += cached
 
@@ -90,9 +104,10 @@ class _Batch:
 class SglangAdder(Policy):
     """A step is a prefill batch if there is one to make, else all decodes.
 
-    Continued chunks come first, their carried rows counting as cached tokens and buffer; a chunk that was cut
-    ends the scan, a tail chunk leaves headroom for followers, and one carried on from a position that is not
-    page-aligned stays alone. The warm and cold rule is off under ``priority_scheduling``.
+    Continued chunks come first, their carried rows counting as cached tokens and buffer, and stay alone.
+    With ``mix_chunked`` only a chunk that was cut ends the scan; a tail chunk leaves headroom for followers,
+    unless it is carried on from a position that is not page-aligned. ``warm_cold`` turns the warm and cold
+    rule on; it is off under ``priority_scheduling``. Both are off by default, as the notes leave them.
     """
 
     identity = PolicyIdentity("sglang_adder")
@@ -125,21 +140,34 @@ class SglangAdder(Policy):
         max_passes: int = 3,
         max_age_ms: float = 5000.0,
         warm_tokens: int = WARM_TOKENS,
-        mix_chunked: bool = True,
+        warm_cold: bool = False,
+        mix_chunked: bool = False,
         priority_scheduling: bool = False,
-        reservation: Any = None,
-        overload: Any = None,
-        **limits,
+        max_requests: int | None = None,
+        chunk_tokens: int | None = None,
+        max_extend_tokens: int | None = None,
+        max_cached_tokens: int | None = None,
+        max_buffer_bytes: int | None = None,
+        buffer_bytes_per_token: int = 1,
+        page_tokens: int = 16,
+        **seams,
     ) -> None:
-        seams = {"reservation": reservation, "overload": overload}
-        super().__init__(**{name: value for name, value in seams.items() if value is not None})
+        super().__init__(**seams)
+        if min(max_skips, max_passes) < 0 or not max_age_ms >= 0 or warm_tokens < 1:
+            raise ValueError(f"affinity out of range: {max_skips}, {max_passes}, {max_age_ms}, {warm_tokens}")
         self.affinity = Affinity(max_skips=max_skips, max_passes=max_passes, max_age_ms=max_age_ms)
-        self.limits = AdderLimits(**limits)
-        self.warm_tokens, self.mix_chunked, self.priority_scheduling = (
-            warm_tokens,
-            mix_chunked,
-            priority_scheduling,
+        self.limits = AdderLimits(
+            max_requests=max_requests,
+            chunk_tokens=chunk_tokens,
+            max_extend_tokens=max_extend_tokens,
+            max_cached_tokens=max_cached_tokens,
+            max_buffer_bytes=max_buffer_bytes,
+            buffer_bytes_per_token=buffer_bytes_per_token,
+            page_tokens=page_tokens,
         )
+        self.warm_tokens, self.mix_chunked = warm_tokens, mix_chunked
+        self.priority_scheduling = priority_scheduling
+        self.warm_cold = warm_cold and not priority_scheduling
 
     # -- deferred passes
 
@@ -202,7 +230,7 @@ class SglangAdder(Policy):
                 return
             rows = plan.add(view, limit=self._extend_left(batch))
             if rows:
-                batch.add(extend=rows, cached=view.computed, lead=Lead.COLD)
+                batch.add(extend=self.limits.paged(rows), cached=view.computed, lead=Lead.COLD)
                 cut = view.computed + rows < view.limit_at(view.computed)
                 if cut or view.computed % self.limits.page_tokens or not self.mix_chunked:
                     plan.closed = True
@@ -239,11 +267,11 @@ class SglangAdder(Policy):
             ):
                 return
             rows = left - plan.tokens_left
-            batch.add(extend=rows, cached=cached, lead=Lead.WARM if warm else Lead.COLD)
+            batch.add(extend=self.limits.paged(rows), cached=cached, lead=Lead.WARM if warm else Lead.COLD)
             plan.closed = cached + rows < view.limit_at(cached)
 
     def _judge(self, batch: _Batch, state: SchedulerState, view: SessionView, *, warm: bool) -> Verdict:
-        if self.priority_scheduling:
+        if not self.warm_cold:
             return Verdict.ADMIT
         return self.affinity.judge(
             warm=warm,
@@ -259,8 +287,9 @@ class SglangAdder(Policy):
             return True
         limits, chunk_left = self.limits, self._extend_left(batch)
         rows = min(view.limit_at(cached) - cached, tokens_left if chunk_left is None else chunk_left)
-        extend, total_cached = batch.extend + rows, batch.cached + cached
+        extend, total_cached = batch.extend + limits.paged(rows), batch.cached + cached
         bounds = (
+            (limits.max_requests, batch.requests + 1),
             (limits.extend_limit(), extend),
             (limits.max_cached_tokens, total_cached),
             (limits.max_buffer_bytes, (extend + total_cached) * limits.buffer_bytes_per_token),

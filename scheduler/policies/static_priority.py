@@ -53,9 +53,7 @@ class StaticPriority(Policy):
         self.fill(plan, sorted(state.views.values(), key=lambda view: self.order_key(state, view)))
         return plan.build()
 
-    def choose_victim(self, state: SchedulerState, requester: SessionView) -> str | None:
-        def rank(view: SessionView) -> tuple:
-            return (self.priority(state, view), view.request.arrival_ms, view.index)
+    victim_tie_break = "later arrival, then later submission"
 
-        last = max((state.views[request_id] for request_id in state.running), key=rank)
-        return last.request_id if rank(last) > rank(requester) else None
+    def victim_key(self, state: SchedulerState, view: SessionView) -> tuple:
+        return (self.priority(state, view), view.request.arrival_ms, view.index)

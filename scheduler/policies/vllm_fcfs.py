@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from scheduler.limits import StepLimits
 from scheduler.policy.base import PlanBuilder, Policy
 from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, READINESS, TOKENS, Contract
+from scheduler.policy.overload import QUEUE, Overload
 from scheduler.policy.state import SchedulerState
 from scheduler.records import IterationPlan, PolicyIdentity, SessionState, SessionView
 
@@ -52,9 +54,24 @@ class VllmFcfs(Policy):
         source="vLLM v0.23.0, Scheduler.schedule; M5.2 0x0D",
     )
 
-    def __init__(self, *, long_prefill_threshold: int = 0, **seams) -> None:
-        super().__init__(**seams)
+    def __init__(self, *, long_prefill_threshold: int = 0, overload: Overload = QUEUE) -> None:
+        super().__init__(overload=overload)
+        if long_prefill_threshold < 0:
+            raise ValueError(f"long_prefill_threshold {long_prefill_threshold}: must not be negative")
         self.long_prefill_threshold = long_prefill_threshold
+
+    def check_limits(self, steps: StepLimits, *, max_session_tokens: int) -> None:
+        """As vLLM's ``SchedulerConfig`` checks its fields against each other."""
+        if steps.max_num_batched_tokens < steps.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens {steps.max_num_batched_tokens} is below "
+                f"max_num_seqs {steps.max_num_seqs}"
+            )
+        if self.long_prefill_threshold > max_session_tokens:
+            raise ValueError(
+                f"long_prefill_threshold {self.long_prefill_threshold} is above the "
+                f"{max_session_tokens} tokens that a session can have"
+            )
 
     # -- memory: order of the queues
 
@@ -84,9 +101,13 @@ class VllmFcfs(Policy):
             return (0, -state.policy_memory.stamps[view.request_id])
         return (1, view.index)
 
+    victim_tie_break = "none needed: stamps of the running queue differ"
+
+    def victim_key(self, state: SchedulerState, view: SessionView) -> tuple:
+        return (state.policy_memory.stamps[view.request_id],)
+
     def choose_victim(self, state: SchedulerState, requester: SessionView) -> str | None:
-        stamps = state.policy_memory.stamps
-        return max(state.running, key=lambda request_id: stamps[request_id])
+        return max(state.running, key=lambda name: self.victim_key(state, state.views[name]))
 
     def unwind(self, plan: IterationPlan, blocked: int, victim: str | None) -> list[str]:
         requester = plan.chunks[blocked].request_id

@@ -28,6 +28,7 @@ class VllmPriority(VllmFcfs):
     def queue_key(self, state: SchedulerState, view: SessionView) -> tuple:
         return (view.request.priority, view.request.arrival_ms, view.index)
 
-    def choose_victim(self, state: SchedulerState, requester: SessionView) -> str | None:
-        views = (state.views[request_id] for request_id in state.running)
-        return max(views, key=lambda v: (v.request.priority, v.request.arrival_ms, v.index)).request_id
+    victim_tie_break = "later arrival, then later submission"
+
+    def victim_key(self, state: SchedulerState, view: SessionView) -> tuple:
+        return (view.request.priority, view.request.arrival_ms, view.index)

@@ -12,19 +12,23 @@ from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.policy.state import SchedulerState
 from scheduler.records import PolicyIdentity, SessionState, SessionView
 
+MAX_DEPARTED = 1024  # clients that are remembered although they have no request
+
 
 @dataclass(frozen=True, slots=True)
 class Counters:
     """Weighted service by client as the algorithm charges it, and who has waiting requests.
 
     ``charged`` is what was charged ahead of completion and is not yet settled, by
-    request (``vtc_completed`` only).
+    request (``vtc_completed`` only). Of clients without a live request the ``MAX_DEPARTED`` with the
+    largest counters are remembered: a smaller one is what the lift makes up for soonest.
     """
 
     counters: Mapping[str, int] = field(default_factory=dict)
     waiting: Mapping[str, int] = field(default_factory=dict)
     last_left: str | None = None
     done: Mapping[str, int] = field(default_factory=dict)
+    live: Mapping[str, int] = field(default_factory=dict)
     charged: Mapping[str, int] = field(default_factory=dict)
 
     def charge(self, client: str, amount: int) -> Counters:
@@ -44,7 +48,22 @@ class Counters:
             self,
             counters={**self.counters, client: counter},
             waiting={**self.waiting, client: self.waiting.get(client, 0) + 1},
+            live={**self.live, client: self.live.get(client, 0) + 1},
         )
+
+    def ended(self, client: str) -> Counters:
+        """One request of the client is over; a client that has no other one has departed."""
+        live = {**self.live, client: self.live[client] - 1}
+        waiting = self.waiting
+        if not live[client]:
+            del live[client]
+            waiting = {name: count for name, count in waiting.items() if name != client}
+        counters, done = dict(self.counters), dict(self.done)
+        departed = [name for name in counters if name not in live and name != self.last_left]
+        for name in sorted(departed, key=lambda name: (counters[name], name))[: -MAX_DEPARTED or None]:
+            del counters[name]
+            done.pop(name, None)
+        return replace(self, counters=counters, waiting=waiting, done=done, live=live)
 
     def left(self, client: str) -> Counters:
         """One request of the client stops waiting."""
@@ -106,8 +125,9 @@ class Vtc(Policy):
             return memory.left(client).charge(client, self.input_weight * view.num_prompt_tokens)
         if event == "emitted":
             return memory.charge(client, self.output_weight)
-        if event in ("cancelled", "failed") and view.state is SessionState.WAITING:
-            return memory.left(client)
+        if event in ("finished", "cancelled", "failed"):
+            waited = view.state is SessionState.WAITING
+            return (memory.left(client) if waited else memory).ended(client)
         return memory
 
     def waiting_order(self, state: SchedulerState) -> Iterator[SessionView]:

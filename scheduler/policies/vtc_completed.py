@@ -65,7 +65,7 @@ class VtcCompleted(Vtc):
             return self._complete(memory.charge(client, self.output_weight), client, self.output_weight)
         if event in ("preempted", "finished", "cancelled", "failed") and request_id in memory.charged:
             rest = {key: value for key, value in memory.charged.items() if key != request_id}
-            return replace(memory.charge(client, -memory.charged[request_id]), charged=rest)
+            memory = replace(memory.charge(client, -memory.charged[request_id]), charged=rest)
         return super().observe(memory, event, view, now_ms, amount)
 
     def _complete(self, memory: Counters, client: str, amount: int) -> Counters:

@@ -11,12 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from scheduler.limits import StepLimits
 from scheduler.policy.contract import Contract
 from scheduler.policy.overload import QUEUE, Overload
 from scheduler.policy.plan import PlanBuilder
 from scheduler.policy.reservation import MAXIMUM, Reservation
 from scheduler.policy.state import SchedulerState
-from scheduler.records import IterationPlan, Phase, PolicyIdentity, Request, SessionState, SessionView
+from scheduler.records import (
+    IterationPlan,
+    Phase,
+    PolicyIdentity,
+    Refusal,
+    Request,
+    SessionState,
+    SessionView,
+)
 
 
 class Policy:
@@ -32,6 +41,11 @@ class Policy:
 
     def __init__(self, *, reservation: Reservation = MAXIMUM, overload: Overload = QUEUE) -> None:
         self.reservation, self.overload = reservation, overload
+
+    def check_limits(self, steps: StepLimits, *, max_session_tokens: int) -> None:
+        """Raise ValueError for limits of the step, or of a session's prompt and output together, that
+        contradict the policy or each other.
+        """
 
     # -- memory of the policy
 
@@ -60,10 +74,10 @@ class Policy:
 
     # -- overload
 
-    def refuse(self, state: SchedulerState, request: Request) -> str | None:
-        """Why a request is turned away at the door, or None.
+    def refuse(self, state: SchedulerState, request: Request) -> Refusal | None:
+        """The answer to a request that is turned away at the door, or None.
 
-        The loop bounds the queue and refuses misfits.
+        The loop bounds the queue and refuses what the pool could never hold.
         """
         return self.overload.refuse(state, request)
 
@@ -99,8 +113,13 @@ class Policy:
         """Available rows that an entering session may not take; asked once a
         plan, when somebody wants to enter.
         """
-        rows = sum(self.future_rows(state, state.views[request_id]) for request_id in state.running)
-        return rows + (self.reservation.watermark_rows if state.running else 0)
+        return sum(self.future_rows(state, state.views[request_id]) for request_id in state.running)
+
+    def watermark_rows(self) -> int:
+        """Rows that admission leaves free unless nobody else runs: the soft ceiling lies so far
+        below the hard one.
+        """
+        return self.reservation.watermark_rows
 
     def keeps_scanning(self, state: SchedulerState, view: SessionView) -> bool:
         """Whether the scan goes on past a session that does not fit; the default stops: nobody is overtaken.
@@ -108,6 +127,12 @@ class Policy:
         One that is not ready waits for a foreign owner, not for room, so it blocks nobody.
         """
         return not view.ready
+
+    def can_run(self, state: SchedulerState, view: SessionView) -> bool:
+        """Whether a live session could run if it had the pool to itself: one that waits for a foreign owner
+        cannot, and its waiting is no lack of progress.
+        """
+        return view.ready
 
     # -- batching
 
@@ -150,14 +175,22 @@ class Policy:
 
     # -- preemption
 
+    victim_tie_break: ClassVar[str] = "none needed: numbers of submission differ"
+
+    def victim_key(self, state: SchedulerState, view: SessionView) -> tuple:
+        """Score inputs of a candidate for giving way, comparable; the greatest is the victim. They are
+        recorded with every preemption. The default is the number of submission: the newest.
+        """
+        return (view.index,)
+
     def choose_victim(self, state: SchedulerState, requester: SessionView) -> str | None:
         """Who gives up its rows for ``requester``: a running session, possibly
         itself; None parks the requester.
 
-        The default takes the newest session, and none that is older than the requester.
+        The default takes the greatest ``victim_key``, the requester's own included: whoever comes last waits.
         """
-        newest = max((state.views[request_id] for request_id in state.running), key=lambda view: view.index)
-        return newest.request_id if newest.index > requester.index else None
+        running = map(state.views.__getitem__, state.running)
+        return max(running, key=lambda view: self.victim_key(state, view)).request_id
 
     def unwind(self, plan: IterationPlan, blocked: int, victim: str | None) -> list[str]:
         """Who leaves the plan when the rows of chunk ``blocked`` cannot be had and

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scheduler.policy.cost import ExclusiveCost, deadline_ms
 from scheduler.policy.state import SchedulerState
-from scheduler.records import Request, SessionView
+from scheduler.records import Refusal, Request, SessionView
 
 KINDS = ("queue", "bounded", "reject_infeasible")
 
@@ -29,11 +29,12 @@ class Overload:
         if (self.max_live < 1) is (self.kind == "bounded"):
             raise ValueError(f"overload {self.kind!r} with max_live {self.max_live}")
 
-    def refuse(self, state: SchedulerState, request: Request) -> str | None:
-        """Why a request is turned away at the door, or None."""
+    def refuse(self, state: SchedulerState, request: Request) -> Refusal | None:
+        """The answer to a request that is turned away at the door, or None."""
         live = len(state.waiting) + len(state.running) + len(state.suspended)
         if self.kind == "bounded" and live >= self.max_live:
-            return f"{live} sessions are live, {self.max_live} allowed"
+            why = f"{live} sessions are live, {self.max_live} allowed"
+            return Refusal(request.request_id, why, True, live + 1, self.max_live)
         return None
 
     def rejects(self, state: SchedulerState, view: SessionView) -> str | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from scheduler.policy.state import SchedulerState
 from scheduler.records import (
@@ -16,6 +16,13 @@ from scheduler.records import (
     SessionState,
     SessionView,
 )
+from scheduler.rooms import Room
+
+if TYPE_CHECKING:
+    from scheduler.memory import Place
+
+# How the reason of a DEFER begins when a session waits for a foreign owner, not for room or for its turn.
+NOT_READY = "not ready: "
 
 
 class Seams(Protocol):
@@ -29,6 +36,8 @@ class Seams(Protocol):
     def future_rows(self, state: SchedulerState, view: SessionView) -> int: ...
 
     def reserved_rows(self, state: SchedulerState, plan: PlanBuilder) -> int: ...
+
+    def watermark_rows(self) -> int: ...
 
     def chunk_tokens(self, state: SchedulerState, view: SessionView, available: int) -> int: ...
 
@@ -45,6 +54,8 @@ class PlanBuilder:
         self.closed = False  # nobody enters any more
         self.entered: list[SessionView] = []
         self._pinned: dict[tuple[int, ...], None] = {}
+        self._rooms: list[Room] = []  # copied when the first one who shares wants to enter
+        self._taken: list[list[tuple[Place, int]]] = []
         self._chunks: list[tuple[tuple, PlannedChunk]] = []
         self._intents: list[QueueIntent] = []
 
@@ -69,24 +80,48 @@ class PlanBuilder:
             return False
         if self.sequences_left is None:
             self.sequences_left = memory.available_sequences()
-            running = sum(_next_rows(state.views[request_id]) for request_id in state.running)
+            running = sum(state.views[request_id].next_rows for request_id in state.running)
             self.rows_left = memory.available_rows() - max(self.policy.reserved_rows(state, self), running)
         cached = memory.cached_tokens(view)
         need = self.policy.future_rows(state, view) if future_rows is None else future_rows
-        need = max(need, _next_rows(view)) - cached
+        need = max(need, view.next_rows) - cached
         prefix = view.request.prompt[:cached]  # sessions that enter together pin what they share once
         pinned = memory.pinned_rows(view) if cached and prefix not in self._pinned else 0
-        if self.sequences_left < 1 or max(need, 1) > self.rows_left - pinned:
+        spare = self.policy.watermark_rows() if state.running or self.entered else 0
+        if self.sequences_left < 1 or max(need, 1) > self.rows_left - pinned - spare:
+            return False
+        places = memory.places(view) if memory.shares else ()
+        if cached and not self._has_room(places, need):
             return False
         if not self._grant(view, cached, limit, None):
             return False
         self.sequences_left -= 1
         self.rows_left -= need + pinned
+        self._take_room(places, need)
         self.entered.append(view)
         self._pinned[prefix] = None
         kind = IntentKind.RESUME if view.state is SessionState.SUSPENDED else IntentKind.ADMIT
         self._intents.append(QueueIntent(kind, view.request_id, view.request.generation))
         return True
+
+    def _has_room(self, places: Sequence[Place], rows: int) -> bool:
+        """Whether a session that shares has cells above what it shares, together with all who run and all who
+        enter with it.
+        """
+        if places and not self._rooms:
+            self._rooms = [room.copy() for room in self.state.memory.rooms()]
+            for earlier in self._taken:
+                for room, (place, need) in zip(self._rooms, earlier, strict=True):
+                    room.take(floor=place.floor, rows=need, pinned=place.pinned)
+        return all(
+            room.shortage(floor=place.floor, rows=rows, pinned=place.pinned) is None
+            for room, place in zip(self._rooms, places, strict=True)
+        )
+
+    def _take_room(self, places: Sequence[Place], rows: int) -> None:
+        self._taken.append([(place, rows) for place in places])
+        for room, place in zip(self._rooms, places, strict=False):
+            room.take(floor=place.floor, rows=rows, pinned=place.pinned)
 
     def while_open(self, views: Iterable[SessionView]) -> Iterator[SessionView]:
         """The views up to the one that closes the scan: a long queue costs no more than a short one."""
@@ -158,10 +193,27 @@ class PlanBuilder:
         )
 
 
-def _next_rows(view: SessionView) -> int:
-    """The least that must be kept for a session, whatever the forecast: what it has to
-    rebuild, and one row of progress.
+class _Alone:
+    """Seams of a plan for one session that has the pool to itself: it is kept from nothing."""
 
-    With less, two sessions can take each other's cells in turn for ever.
-    """
-    return min(view.future_rows, view.committed - view.computed + 1)
+    def __init__(self, policy: Seams) -> None:
+        self.identity, self.order_key = policy.identity, policy.order_key
+
+    def future_rows(self, state: SchedulerState, view: SessionView) -> int:
+        return view.future_rows
+
+    def reserved_rows(self, state: SchedulerState, plan: PlanBuilder) -> int:
+        return 0
+
+    def chunk_tokens(self, state: SchedulerState, view: SessionView, available: int) -> int:
+        return available
+
+
+def plan_alone(state: SchedulerState, policy: Seams, view: SessionView) -> IterationPlan:
+    """The plan in which one session runs or enters and nobody else does, in the name of the policy."""
+    plan = PlanBuilder(state, _Alone(policy))
+    if view.state is SessionState.RUNNING:
+        plan.add(view)
+    else:
+        plan.enter(view)
+    return plan.build()

@@ -148,13 +148,28 @@ def test_hybrids_get_one_group_of_equal_lengths_per_call() -> None:
     serving.check_all_as_alone()
 
 
+def test_a_policy_that_lets_nobody_in_is_overruled_after_a_bounded_number_of_steps() -> None:
+    serving = Serving(max_idle_steps=5)
+    serving.submit(request("stuck", 3, 2), request("behind", 2, 2))
+    serving.scheduler.policy.chunk_tokens = lambda state, view, available: 0
+    serving.step(10)  # five without a row, five without shares
+    assert [record.escalations for record in serving.records] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
+    serving.step(2)
+    assert list(serving.ends) == ["stuck"]  # alone until it ended, then the policy is asked again
+    serving.run(most=13)
+    serving.check_all_as_alone()
+
+
 def test_a_scheduler_that_stops_moving_is_an_error_that_names_the_session() -> None:
     serving = Serving(max_idle_steps=5)
     serving.submit(request("stuck", 3, 2))
-    serving.scheduler.policy.keeps_scanning = lambda state, view: False
-    serving.scheduler.policy.chunk_tokens = lambda state, view, available: 0
+    serving.scheduler.memory.open = lambda view, count: False
     with pytest.raises(NoProgress, match="5 steps without progress.*stuck"):
-        serving.run(most=10)
+        serving.step(15)
+    assert len(serving.records) == 14
+    serving.scheduler.abandon("nothing moves", 0.0)
+    serving.collect()
+    assert serving.ends["stuck"].error == "nothing moves" and serving.scheduler.is_idle
 
 
 def test_waiting_for_a_foreign_owner_is_no_livelock() -> None:

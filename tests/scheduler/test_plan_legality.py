@@ -189,3 +189,35 @@ def test_session_between_queues_is_rejected(
     views["d"] = replace(views["d"], state=between)
     with pytest.raises(IllegalTransition, match="neither running nor entering"):
         validate_plan(replace(state, views=views), plan, POLICY)
+
+
+@pytest.mark.parametrize(("most", "legal"), [(6, True), (4, True), (3, False), (2, False)])
+def test_a_plan_that_lets_too_many_run_is_rejected(most: int, legal: bool) -> None:
+    """Three run and one enters: four, however many of them have rows in this step."""
+    serving = Serving(cells=200, max_num_batched_tokens=64, prefix_cache=False)
+    serving.submit(*[request(name, 2, 9) for name in "abc"])
+    serving.step()
+    serving.submit(request("d", 2, 9))
+    for name in "ab":
+        serving.scheduler.set_ready(name, False)
+    state = serving.scheduler.state(serving.now_ms)
+    plan = POLICY.plan_iteration(state)
+    assert [item.request_id for item in plan.chunks] == ["c", "d"]
+    state = replace(state, max_num_seqs=most)
+    plan = replace(plan, ledger=replace(plan.ledger, max_num_seqs=most))
+    if legal:
+        validate_plan(state, plan, POLICY)
+    else:
+        with pytest.raises(IllegalTransition, match="more sessions run than max_num_seqs: 4"):
+            validate_plan(state, plan, POLICY)
+
+
+def test_a_chunk_above_max_chunk_tokens_is_rejected() -> None:
+    serving = Serving(cells=200, max_num_batched_tokens=64, prefix_cache=False)
+    serving.submit(request("a", 30, 2))
+    state = serving.scheduler.state(serving.now_ms)
+    plan = POLICY.plan_iteration(state)
+    assert plan.chunks[0].stop == 30
+    validate_plan(replace(state, max_chunk_tokens=30), plan, POLICY)
+    with pytest.raises(IllegalTransition, match="chunk exceeds max_chunk_tokens"):
+        validate_plan(replace(state, max_chunk_tokens=4), plan, POLICY)

@@ -80,9 +80,18 @@ def debit(client: str, rows: int) -> Callable[[IterationResult], IterationResult
     )
 
 
-def planned_service(result: IterationResult) -> IterationResult:
-    """Half of a chunk completed, all of it debited."""
-    return changed("p", after=item(result, "p").before + 1)(result)
+def half_done(result: IterationResult) -> IterationResult:
+    """One row of a chunk completed and truly debited: the others are in the engine, and in no book."""
+    done = item(result, "p")
+    short = changed("p", after=done.before + 1)(result)
+    return debit("x", done.before + 1 - done.after)(short)
+
+
+def left_out(result: IterationResult) -> IterationResult:
+    """Nothing is said of a chunk, and nothing debited for it."""
+    done = item(result, "p")
+    told = tuple(chunk for chunk in result.chunks if chunk is not done)
+    return debit("x", done.before - done.after)(replace(result, chunks=told))
 
 
 NEGATIVE = [
@@ -101,7 +110,11 @@ NEGATIVE = [
     ("debits are not", debit("y", 1)),
     ("debits are not", debit("x", 1)),
     ("debits are not", debit("x", -1)),
-    ("debits are not", planned_service),
+    ("chunk completed in part", half_done),
+    ("planned work has no result", left_out),
+    ("another epoch", changed("b", epoch=0)),
+    ("another epoch", changed("d", epoch=1)),
+    ("another state version", lambda result: replace(result, input_version=result.input_version + 1)),
 ]
 
 

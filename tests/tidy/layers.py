@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping
 
 from tests.tidy.source import Source
 
-LLAMA_FILE = "parity/engines/llama.py"
+# Each engine's package and the one file that knows it.
+ENGINE_FILES = {"llama_cpp": "parity/engines/llama.py", "xllamacpp": "parity/systems/xllama.py"}
 
 # The house from the ground up: a module may import from its own room and from lower floors. Files that lie in
 # parity/ itself are the ground floor, but for the command line and pytest's plugin on top.
 FLOORS = (
     ("scheduler",),
     ("parity",),
-    ("parity.engines",),
+    ("parity.engines", "parity.systems"),
     ("parity.models",),
     ("parity.reference", "parity.checkers"),
     ("parity.cases",),
@@ -134,10 +135,10 @@ def check_scheduler_needs_only_the_standard_library(sources: list[Source]) -> It
                     yield f"{source.path}:{line}: imports {name}, which is not in the standard library"
 
 
-def check_llama_cpp_is_imported_in_one_file(sources: list[Source]) -> Iterator[str]:
-    """One file knows llama-cpp-python, so that its absence and its aborts are handled in one place."""
+def check_engines_are_imported_in_one_file_each(sources: list[Source]) -> Iterator[str]:
+    """One file knows an engine's package, so that its absence and its aborts are handled in one place."""
     for source in sources:
-        if source.is_python and source.path != LLAMA_FILE:
-            for line, name in source.imports():
-                if name.partition(".")[0] == "llama_cpp":
-                    yield f"{source.path}:{line}: imports llama_cpp; use {LLAMA_FILE}"
+        for line, name in source.imports() if source.is_python else ():
+            package = name.partition(".")[0]
+            if ENGINE_FILES.get(package, source.path) != source.path:
+                yield f"{source.path}:{line}: imports {package}; use {ENGINE_FILES[package]}"

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import httpx
 import psutil
 import pytest
 
 from parity.bench.cutover import at_least
-from parity.bench.peers import LAYOUTS, llama_server_command, workload_of
+from parity.bench.peers import LAYOUTS, free_port, llama_server_command, running_server, workload_of
 from parity.bench.workload import Lengths
 from parity.commands import cutover
 from parity.commands.bench import command as bench_command
@@ -27,6 +28,7 @@ from parity.records import Verdict
 from parity.serve.served_model import EngineSettings, sequence_count
 from parity.telemetry import Totals, plot_steps, read_steps
 from scheduler.limits import Layout
+from tests.parity.systems.small_servers import small_server
 
 SETTINGS = EngineSettings(model="llama", n_threads=1, max_num_seqs=8, pool_cells=2000)
 ENGINE = ["llama", "--threads", "1", "--n-ctx", "2000", "--max-num-seqs", "4"]
@@ -179,6 +181,20 @@ def test_llama_server_gets_the_same_model_threads_context_and_slots():
     assert (pairs["-t"], pairs["-c"], pairs["-np"], pairs["--port"]) == ("1", "2000", "8", "1234")
     assert pairs["-m"].endswith(".gguf")
     assert workload_of(32, 64, 3, 0).lengths == Lengths(input_len=32, output_len=64)
+
+
+def test_peer_that_says_much_is_not_blocked_by_a_pipe_that_nobody_reads():
+    port = free_port()
+    with running_server(small_server(port=port, noise=10_000), f"http://127.0.0.1:{port}") as url:
+        for _ in range(20):
+            assert httpx.get(url, timeout=10.0, trust_env=False).text == "ok"
+
+
+def test_peer_that_ends_while_starting_says_why():
+    command = small_server(before="sys.exit('no such model')")
+    with pytest.raises(UsageError, match=r"server ended while starting in .*exited with 1: no such model"):
+        with running_server(command, "http://127.0.0.1:1"):
+            pass
 
 
 STAND_IN = """#!{python}

@@ -38,6 +38,7 @@ def record(*times_s: float, sent_s: float = 1.0, error: str = "") -> RequestReco
     return RequestRecord(
         index=0,
         prompt_tokens=10,
+        due_s=sent_s,
         sent_s=sent_s,
         token_times_s=times_s,
         end_s=(times_s or (sent_s,))[-1],
@@ -122,3 +123,12 @@ def test_lengths_vary_within_their_ratio_and_stay_at_least_one():
     found = {len(job.prompt) for job in jobs}
     assert min(found) >= 50 and max(found) <= 150 and len(found) > 20
     assert {job.max_tokens for job in jobs} == {1}
+
+
+def test_latencies_count_from_the_arrival_and_not_from_a_late_send():
+    """Due at 0, sent half a second late because the client's bound was reached, first token 0.1 s later."""
+    late = RequestRecord(index=0, prompt_tokens=1, due_s=0.0, sent_s=0.5, token_times_s=(0.6, 0.7), end_s=0.8)
+    assert (late.ttft_s, late.e2el_s) == (0.6, 0.8)
+    run = BenchRun(duration_s=1.0, requests=(late,))
+    assert summarise(run, goodput=Goodput.parse(["ttft:500"]))["request_goodput"] == 0.0
+    assert summarise(run, goodput=Goodput.parse(["ttft:600"]))["request_goodput"] == 1.0

@@ -256,6 +256,9 @@ def test_ratio_with_failed_requests_is_none():
 def test_ratio_is_the_median_over_pairs_and_none_where_a_side_has_none():
     pairs = [({"x": 1.0}, {"x": 2.0}), ({"x": 1.0}, {"x": 9.0}), ({"x": 2.0}, {"x": 6.0})]
     assert median_ratio(pairs, "x") == 3.0
+    assert median_ratio([({"x": 0.0}, {"x": 0.0})] * 3, "x") is None  # nothing against nothing shows nothing
+    assert median_ratio([({"x": 2.0}, {"x": 0.0})], "x") == 0.0
+    assert median_ratio([({"x": 0.0}, {"x": 2.0})], "x") == float("inf")
     assert median_ratio([*pairs, ({"x": None}, {"x": 1.0})], "x") is None
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.scheduler.policies.row_figures import causal_pairs, history_rows, prefill_chunks
-from tests.scheduler.policies.workloads import intervals, play, rows_per_step, session
+from parity.checkers.rows import causal_pairs, history_rows, piggybacked_decodes, prefill_chunks
+from parity.records import Fault, FaultKind
+from parity.run.runner import replay
+from parity.suites.workloads import intervals, play, rows_per_step, session, workload
 
 ROW_BYTES = 131_072  # the profile that the source document declares for its byte figures
 
@@ -93,7 +95,9 @@ def test_sarathi_piggybacks_the_minimum_of_decodes_rows_and_sequences_left(
     )
     first = next(step for step in rows_per_step(played) if f"s{decodes}" in step)
     assert first[f"s{decodes}"] == min(chunk, prompt)
-    assert len(first) - 1 == min(decodes, max(budget - min(chunk, prompt), 0), max(seqs - 1, 0))
+    assert len(first) - 1 == piggybacked_decodes(
+        decodes, chunk=chunk, prompt=prompt, budget=budget, seqs=seqs
+    )
 
 
 def test_sarathi_has_one_chunk_per_step_however_many_prompts_wait():
@@ -206,8 +210,48 @@ def test_orca_stops_at_the_first_that_its_slots_do_not_hold():
         session(4, 5, first_token=2000),
         session(1, 2, first_token=3000),
         policy="orca",
-        options={"slots": 11},
+        options={"slots": 12},
     )
     steps = [sorted(step) for step in rows_per_step(played)]
     assert steps[:5] == [["s0"]] * 5
     assert steps[5] == ["s1", "s2"]
+
+
+def test_orca_reserves_prompt_and_max_tokens_of_each_first_selection():
+    """Two declare 4 + 9 = 13 tokens each: 26 slots hold both, 25 one (24 rows would fit)."""
+    pair = session(4, 9), session(4, 9, first_token=2000)
+    for slots, first in ((26, ["s0", "s1"]), (25, ["s0"])):
+        played = play(*pair, policy="orca", options={"slots": slots})
+        assert sorted(rows_per_step(played)[0]) == first
+    for cells, first in ((26, ["s0", "s1"]), (25, ["s0"])):
+        assert sorted(rows_per_step(play(*pair, policy="orca", pool_cells=cells))[0]) == first
+
+
+def test_orca_refuses_at_the_door_what_exceeds_its_slots_alone():
+    played = replay(
+        workload(session(4, 9), session(4, 8, first_token=2000), policy="orca", options={"slots": 12})
+    )
+    assert played.run.problems == []
+    refusal = played.run.refusals[0]
+    assert (refusal.retryable, refusal.needed, refusal.available) == (False, 13, 12)
+    assert sorted(played.outputs) == [1]
+
+
+def test_orca_lets_a_request_whose_last_token_needs_no_row_take_the_whole_pool():
+    played = play(session(4, 9), session(1, 1, first_token=2000), policy="orca", pool_cells=12)
+    assert [sorted(step) for step in rows_per_step(played)] == [["s0"]] * 9 + [["s1"]]
+
+
+def test_orca_keeps_the_reservation_of_a_suspended_request_to_its_end():
+    """s0 is suspended in step 1; s1 arrives with it: 9 + 4 slots are more than 12."""
+    preempted = (Fault(kind=FaultKind.PREEMPT, step=2, session=0),)
+    played = play(
+        session(4, 5),
+        session(2, 2, at=2, first_token=2000),
+        policy="orca",
+        options={"slots": 12},
+        faults=preempted,
+    )
+    steps = [sorted(step) for step in rows_per_step(played)]
+    assert steps.index(["s1"]) > max(i for i, step in enumerate(steps) if "s0" in step)
+    assert sum(record.resumed for record in played.run.records) == 1

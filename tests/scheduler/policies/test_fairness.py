@@ -8,9 +8,9 @@ import pytest
 
 from parity.checkers.service import client_reports, service_of, starved_clients
 from parity.run.runner import replay
+from parity.suites.workloads import TICK_MS, order_of_first_chunks, play, session, workload
 from scheduler.limits import Layout
 from scheduler.records import ServiceLevel
-from tests.scheduler.policies.workloads import TICK_MS, order_of_first_chunks, play, session, workload
 
 ONE_EVENT = {"max_num_batched_tokens": 1, "max_num_seqs": 1}
 

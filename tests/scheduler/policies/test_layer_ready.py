@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from parity.run.runner import replay
+from parity.suites.workloads import TICK_MS, play, rows_per_step, session, workload
 from scheduler.policies import make_policy
-from tests.scheduler.policies.workloads import TICK_MS, play, rows_per_step, session, workload
 
 
 def admitted_at(facts: list, layer_ms: float = 5.0) -> int:

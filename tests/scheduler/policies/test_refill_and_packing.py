@@ -7,12 +7,13 @@ from fractions import Fraction
 import pytest
 
 from parity.checkers.outcomes import served_sessions
+from parity.checkers.rows import slots_of
 from parity.engines.exact import ExactEngine
+from parity.suites.workloads import TICK_MS, play, rows_per_step, session
 from scheduler.limits import Layout, PoolLimits, Sharing, StepLimits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
 from scheduler.records import Completion, FinishReason, Phase, Request
-from tests.scheduler.policies.workloads import TICK_MS, play, rows_per_step, session
 
 SLOTS = 2
 A, B, C = 0, 1, 2
@@ -32,8 +33,8 @@ def refill_fixture(policy: str, **options):
 
 def occupancy(played) -> tuple[int, Fraction]:
     """Iterations, and useful slots over available slots."""
-    steps = [step for step in rows_per_step(played) if step]
-    return len(steps), Fraction(sum(map(len, steps)), SLOTS * len(steps))
+    slots = slots_of(played.run, slots=SLOTS)
+    return slots.iterations, slots.utilization
 
 
 def test_fixed_batch_needs_11_iterations_with_13_of_22_slots_useful():

@@ -6,13 +6,13 @@ from types import MappingProxyType
 
 import pytest
 
+from parity.checkers.rows import realised_rows
 from parity.run.runner import replay
+from parity.suites.workloads import play, rows_per_step, session, workload
 from scheduler.legality import validate_plan
 from scheduler.policies import make_policy
 from scheduler.policy.state import SchedulerState
 from scheduler.records import Request, SessionState, SessionView
-from tests.scheduler.policies.row_figures import realised_rows
-from tests.scheduler.policies.workloads import play, rows_per_step, session, workload
 
 ROW_BYTES = 131_072
 USED, HARD, WATERMARK = 8, 28, 4
@@ -33,6 +33,8 @@ class PreservedRows:
     """Facts of a memory in which every suspended session's rows were preserved
     whole, and one session more runs.
     """
+
+    shares = False
 
     def available_rows(self) -> int:
         return HARD - USED
@@ -189,3 +191,26 @@ def test_a_forecast_never_reserves_more_than_the_declared_maximum():
     policy = make_policy("fcfs", reservation={"kind": "point", "forecasts": {"A:0": {"point": 999}}})
     state = resume_state()
     assert policy.future_rows(state, state.views["A:0"]) == state.views["A:0"].request.num_rows
+
+
+def test_a_watermark_holds_within_a_burst_on_an_idle_server():
+    """Five of 3 + 7 - 1 = 9 rows at once in 40 rows of which 8 stay free: (40 - 8) // 9 = 3 enter."""
+    burst = [session(3, 7, first_token=1000 * (i + 1)) for i in range(5)]
+    option = {"reservation": {"kind": "watermark", "watermark_rows": 8}}
+    played = play(*burst, options=option, pool_cells=40)
+    assert sorted(rows_per_step(played)[0]) == ["s0", "s1", "s2"]
+    assert (40 - 8) // 9 == 3
+
+
+@pytest.mark.parametrize(("watermark", "first"), [(4, ["s0", "s1"]), (5, ["s0"])])
+def test_a_second_session_enters_up_to_the_soft_ceiling_exactly(watermark, first):
+    """9 + 9 rows of 22: 4 stay free."""
+    pair = session(3, 7), session(3, 7, first_token=2000)
+    option = {"reservation": {"kind": "watermark", "watermark_rows": watermark}}
+    played = play(*pair, options=option, pool_cells=22)
+    assert sorted(rows_per_step(played)[0]) == first
+
+
+def test_a_watermark_yields_to_a_session_that_runs_alone():
+    option = {"reservation": {"kind": "watermark", "watermark_rows": 8}}
+    assert len(play(session(30, 11), options=option, pool_cells=40).outputs[0]) == 11

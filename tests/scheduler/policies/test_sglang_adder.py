@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from parity.run.runner import Replay, replay
+from parity.suites.workloads import TICK_MS, play, rows_per_step, session, workload
 from scheduler.policies.sglang_adder import AdderLimits, Affinity, Lead, Verdict
-from tests.scheduler.policies.workloads import TICK_MS, play, rows_per_step, session, workload
 
 PAGE = 16
 
@@ -35,12 +35,12 @@ def test_extend_limit_is_the_minimum_of_both_or_the_chunk_budget_alone(user, chu
 
 
 def test_a_full_chunk_ends_the_scan_and_a_tail_chunk_lets_followers_join():
-    steps = rows_per_step(adder(*prompts(160, 8, 8), chunk_tokens=64))
+    steps = rows_per_step(adder(*prompts(160, 8, 8), chunk_tokens=64, mix_chunked=True))
     assert steps[:3] == [{"s0": 64}, {"s0": 64}, {"s0": 32, "s1": 8, "s2": 8}]
 
 
-def test_a_tail_chunk_stays_alone_without_chunk_mixing():
-    steps = rows_per_step(adder(*prompts(160, 8, 8), chunk_tokens=64, mix_chunked=False))
+def test_a_tail_chunk_stays_alone_by_default():
+    steps = rows_per_step(adder(*prompts(160, 8, 8), chunk_tokens=64))
     assert steps[:4] == [{"s0": 64}, {"s0": 64}, {"s0": 32}, {"s1": 8, "s2": 8}]
 
 
@@ -51,15 +51,15 @@ def test_a_prompt_is_cut_at_a_page_boundary():
 
 def test_a_prefix_that_is_not_page_aligned_keeps_its_batch_alone():
     # A chunk below one page cannot end at a boundary, so the next one begins off it.
-    steps = rows_per_step(adder(*prompts(20, 4), chunk_tokens=10, page_tokens=PAGE))
+    steps = rows_per_step(adder(*prompts(20, 4), chunk_tokens=10, page_tokens=PAGE, mix_chunked=True))
     assert steps[:3] == [{"s0": 10}, {"s0": 10}, {"s1": 4}]
-    steps = rows_per_step(adder(*prompts(36, 4), chunk_tokens=10, page_tokens=PAGE))
+    steps = rows_per_step(adder(*prompts(36, 4), chunk_tokens=10, page_tokens=PAGE, mix_chunked=True))
     assert steps[:5] == [{"s0": 10}, {"s0": 6}, {"s0": 10}, {"s0": 10}, {"s1": 4}]  # the tail begins at 26
 
 
 def test_carried_rows_of_a_chunk_count_as_cached_tokens():
-    free = rows_per_step(adder(*prompts(160, 8), chunk_tokens=64))
-    bounded = rows_per_step(adder(*prompts(160, 8), chunk_tokens=64, max_cached_tokens=100))
+    free = rows_per_step(adder(*prompts(160, 8), chunk_tokens=64, mix_chunked=True))
+    bounded = rows_per_step(adder(*prompts(160, 8), chunk_tokens=64, mix_chunked=True, max_cached_tokens=100))
     assert free[2] == {"s0": 32, "s1": 8}
     assert bounded[2] == {"s0": 32}  # 128 carried rows have used the limit up
 
@@ -69,9 +69,14 @@ def test_carried_rows_of_a_chunk_count_as_cached_tokens():
     [
         ({}, {"s0": 24, "s1": 24}),
         ({"max_extend_tokens": 40}, {"s0": 24}),
-        ({"max_extend_tokens": 48}, {"s0": 24, "s1": 24}),
-        ({"max_buffer_bytes": 40 * 8, "buffer_bytes_per_token": 8}, {"s0": 24}),
-        ({"max_buffer_bytes": 48 * 8, "buffer_bytes_per_token": 8}, {"s0": 24, "s1": 24}),
+        ({"max_extend_tokens": 48}, {"s0": 24}),  # 24 tokens take two pages of 16: 32 + 32
+        ({"max_extend_tokens": 63}, {"s0": 24}),
+        ({"max_extend_tokens": 64}, {"s0": 24, "s1": 24}),
+        ({"max_extend_tokens": 48, "page_tokens": 8}, {"s0": 24, "s1": 24}),
+        ({"max_requests": 1}, {"s0": 24}),
+        ({"max_requests": 2}, {"s0": 24, "s1": 24}),
+        ({"max_buffer_bytes": 63 * 8, "buffer_bytes_per_token": 8}, {"s0": 24}),
+        ({"max_buffer_bytes": 64 * 8, "buffer_bytes_per_token": 8}, {"s0": 24, "s1": 24}),
     ],
 )
 def test_limits_stop_adding_to_a_batch(limits, joined):
@@ -79,7 +84,8 @@ def test_limits_stop_adding_to_a_batch(limits, joined):
 
 
 @pytest.mark.parametrize(
-    "limits", [{"max_extend_tokens": 8}, {"max_buffer_bytes": 8}, {"max_cached_tokens": 1}]
+    "limits",
+    [{"max_requests": 1}, {"max_extend_tokens": 8}, {"max_buffer_bytes": 8}, {"max_cached_tokens": 1}],
 )
 def test_no_limit_blocks_a_single_oversized_request(limits):
     assert rows_per_step(adder(*prompts(24), **limits))[0] == {"s0": 24}
@@ -125,7 +131,7 @@ def warm_and_cold(waves: int, **options) -> Replay:
         cold,
         *warm[1:],
         policy="sglang_adder",
-        options=options,
+        options={"warm_cold": True, **options},
         prefix_cache=True,
         max_num_batched_tokens=512,
         pool_cells=900,
@@ -163,7 +169,7 @@ def test_a_pass_skips_at_most_w_cold_requests_then_the_scan_stops():
             *cold,
             follower,
             policy="sglang_adder",
-            options={"max_skips": 3},
+            options={"warm_cold": True, "max_skips": 3},
             prefix_cache=True,
             max_num_batched_tokens=512,
             pool_cells=900,
@@ -202,6 +208,7 @@ def test_warm_means_at_least_64_cached_tokens():
                 lead,
                 follower,
                 policy="sglang_adder",
+                options={"warm_cold": True},
                 prefix_cache=True,
                 max_num_batched_tokens=512,
                 pool_cells=900,
@@ -212,5 +219,11 @@ def test_warm_means_at_least_64_cached_tokens():
 
 
 def test_a_tail_that_begins_off_a_page_stays_alone_although_there_is_room():
-    steps = rows_per_step(adder(*prompts(33, 4), chunk_tokens=12, page_tokens=PAGE))
+    steps = rows_per_step(adder(*prompts(33, 4), chunk_tokens=12, page_tokens=PAGE, mix_chunked=True))
     assert steps[:5] == [{"s0": 12}, {"s0": 4}, {"s0": 12}, {"s0": 5}, {"s1": 4}]
+
+
+def test_the_warm_and_cold_rule_is_off_by_default():
+    played = warm_and_cold(2, warm_cold=False)
+    assert deferred(played) == []
+    assert played.run.emitted_at[2] == [2]

@@ -9,10 +9,11 @@ from fractions import Fraction
 import pytest
 
 from parity.checkers.outcomes import OutcomeLedger, ledger_of, served_sessions
+from parity.checkers.rows import backlog_after
+from parity.suites.workloads import TICK_MS, order_of_first_chunks, play, rows_per_step, session
 from scheduler.policy.cost import deadline_ms
 from scheduler.policy.goodput import sweep_goodput
 from scheduler.records import Request, ServiceLevel, SessionState, SessionView
-from tests.scheduler.policies.workloads import TICK_MS, order_of_first_chunks, play, rows_per_step, session
 
 SLO = ServiceLevel(ttft_ms=30.0, tbt_ms=20.0)
 BOUNDED = {"overload": {"kind": "bounded", "max_live": 4}}
@@ -78,14 +79,40 @@ def test_scorpio_orders_by_deadline_and_bounds_the_virtual_batch():
         options=options,
     )
     assert order_of_first_chunks(played)[:2] == ["s2", "s3"]
-    live = [len(step) for step in rows_per_step(played)]
-    # 4 + 8 * size <= 20 admits a virtual size of 2: four loose halves at most, or two tight ones.
-    assert max(live) <= 4
     started = {
         name: next(i for i, step in enumerate(rows_per_step(played)) if name in step)
         for name in ("s0", "s1", "s2", "s3")
     }
     assert started["s1"] > started["s0"] >= started["s2"]
+
+
+@pytest.mark.parametrize(("base_ms", "together"), [(4.0, 2), (4.5, 1)])
+def test_scorpio_admits_up_to_the_tightest_limit_exactly(base_ms, together):
+    """Three sessions of 20 ms: 4 + 8 * 2 = 20 admits two; half a millisecond more only one."""
+    options = {"tick_ms": TICK_MS, "base_ms": base_ms, "ms_per_session": 8.0}
+    slo = ServiceLevel(tbt_ms=20.0)
+    played = play(
+        *[session(2, 4, slo=slo, first_token=1000 * (i + 1)) for i in range(3)],
+        policy="scorpio_guard",
+        options=options,
+    )
+    assert max(map(len, rows_per_step(played))) == together
+
+
+@pytest.mark.parametrize(("limit", "together"), [(40.0, 3), (39.0, 2)])
+def test_scorpio_counts_a_loose_session_by_its_share_of_the_steps(limit, together):
+    """A tight one of 20 ms and two loose ones of 40 are 1 + 1/2 + 1/2 = 2: 4 + 8 * 2 = 20."""
+    options = {"tick_ms": TICK_MS, "base_ms": 4.0, "ms_per_session": 8.0}
+    limits = [20.0, limit, limit]
+    played = play(
+        *[
+            session(2, 9, slo=ServiceLevel(tbt_ms=ms), first_token=1000 * (i + 1))
+            for i, ms in enumerate(limits)
+        ],
+        policy="scorpio_guard",
+        options=options,
+    )
+    assert played.run.records[0].running == together
 
 
 def test_scorpio_decodes_a_loose_session_every_other_step_beside_a_tight_one():
@@ -113,9 +140,8 @@ def test_saturation_closes_and_a_bounded_policy_serves_122_of_240(options, expec
         pool_cells=1000,
     )
     ledger = ledger_of(served_sessions(played.run, until_ms=1300.0), window_ms=1300.0)
-    demand = sum(len(s.prompt) + s.max_tokens - 1 for s in sessions)
-    possible = 130 * 2
-    assert (demand, possible, demand - possible) == (480, 260, 220)
+    arrived = [2 * 2] * 120 + [0] * 10  # rows of two requests a tick, and ten ticks to drain
+    assert backlog_after(arrived, [2] * 130)[-1] == 220
     assert ledger.offered == ledger.valid + ledger.missed + ledger.rejected + ledger.open == 240
     if expected is not None:
         assert (ledger.valid, ledger.missed, ledger.rejected) == expected
@@ -172,3 +198,27 @@ def test_a_deadline_counts_from_arrival_also_when_the_request_was_submitted_late
     waiting = SessionView(request, 0, SessionState.WAITING, 0, 0, 0, 0, 0, 0, True, 25.0, None, None)
     emitting = SessionView(request, 0, SessionState.RUNNING, 1, 1, 1, 0, 0, 3, True, 25.0, 40.0, 50.0)
     assert (deadline_ms(waiting), deadline_ms(emitting)) == (35.0, 70.0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "gaps"),
+    [
+        (30.0, [2, 1, 2, 1, 2, 1]),  # a share of 2/3: credit 2/3, 4/3, 1, ...
+        (40.0, [2, 2, 2, 2, 2, 2]),
+        (50.0, [3, 2, 3, 2, 3, 2]),  # 2/5: 2/5, 4/5, 6/5, then 1/5 + 4/5
+        (70.0, [4, 3, 4, 3, 4, 3]),  # 2/7 comes to 8/7 after four steps, to 1 after three more
+        (100.0, [5, 5, 5, 5, 5, 5]),
+    ],
+)
+def test_scorpio_credits_give_a_session_its_limit_in_the_mean_beside_a_tight_one(limit, gaps):
+    """A step takes 20 ms, the tight session's limit, and runs it every time."""
+    played = play(
+        session(1, 60, slo=ServiceLevel(tbt_ms=20.0)),
+        session(1, 7, slo=ServiceLevel(tbt_ms=limit), first_token=3000),
+        policy="scorpio_guard",
+        ms_per_step=20.0,
+    )
+    at = played.run.emitted_at
+    assert at[0] == list(range(60))
+    assert [later - earlier for earlier, later in zip(at[1], at[1][1:], strict=False)] == gaps
+    assert 20.0 * (at[1][6] - at[1][0]) / 6 == limit

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from parity.suites.workloads import intervals, play, rows_per_step, session
+from scheduler.limits import StepLimits
+from scheduler.policies import make_policy
 from scheduler.records import IllegalTransition, Request, SessionState, SessionView
 from scheduler.resume import (
     Preservation,
@@ -13,7 +18,6 @@ from scheduler.resume import (
     issue_ticket,
     suspension_key,
 )
-from tests.scheduler.policies.workloads import intervals, play, rows_per_step, session
 
 
 def crowded(policy: str, **options):
@@ -175,3 +179,22 @@ def test_a_rebuild_emits_nothing_and_debits_nobody():
                 others = sum(i.after - i.before for i in traced.result.chunks if i is not item)
                 assert sum(traced.result.debits.values()) == others
     assert rebuilds
+
+
+@pytest.mark.parametrize("policy", ["vllm_fcfs", "vllm_priority"])
+def test_limits_that_contradict_each_other_are_refused_as_by_vllm(policy):
+    made = make_policy(policy, long_prefill_threshold=20)
+    even = StepLimits(max_num_batched_tokens=8, max_num_seqs=8)
+    made.check_limits(even, max_session_tokens=20)
+    with pytest.raises(ValueError, match="max_num_batched_tokens 7 is below max_num_seqs 8"):
+        made.check_limits(replace(even, max_num_batched_tokens=7), max_session_tokens=20)
+    with pytest.raises(ValueError, match="long_prefill_threshold 20 is above the 19 tokens"):
+        made.check_limits(even, max_session_tokens=19)
+    with pytest.raises(ValueError, match="long_prefill_threshold -1"):
+        make_policy(policy, long_prefill_threshold=-1)
+
+
+@pytest.mark.parametrize("policy", ["orca", "vllm_fcfs", "vllm_priority"])
+def test_a_reservation_is_refused_where_nothing_would_follow_it(policy):
+    with pytest.raises(ValueError, match="reservation"):
+        make_policy(policy, reservation="maximum")

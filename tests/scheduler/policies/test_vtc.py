@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+import scheduler.policies.vtc as vtc_module
 from parity.checkers.claims import claim_vtc_bound
 from parity.checkers.service import service_of
 from parity.records import Fault, FaultKind
 from parity.run.runner import replay
+from parity.suites.workloads import TICK_MS, play, session, workload
 from scheduler.policies import make_policy
+from scheduler.policies.vtc import Vtc
 from scheduler.records import Request, SessionState, SessionView
-from tests.scheduler.policies.workloads import TICK_MS, play, session, workload
 
 # ---------------------------------------------------------------------------------------------------------
 
@@ -60,6 +64,59 @@ def test_vtc_bound_is_not_claimed_without_a_premise(premise, change):
     claim = claim_vtc_bound(replay(backlogged()).run, "f", "g", **{**CLAIM, **change})
     assert claim.premises[premise] is False
     assert claim.bound is None
+
+
+def at_once(**fields):
+    """Four prompts of seven of each client; w_p = 2 is above w_q = 1; nobody has to wait but the last."""
+    sessions = [session(7, 1, client_id="fg"[i // 4], first_token=1000 * (i + 2)) for i in range(8)]
+    weights = {"input_weight": 2, "output_weight": 1}
+    return workload(*sessions, policy="vtc", options=weights, **fields)
+
+
+HEAVY_INPUT = {
+    "start_ms": 0.0,
+    "max_input_tokens": 7,
+    "max_running_tokens": 28,
+    "input_weight": 2,
+    "output_weight": 1,
+}
+
+
+def test_vtc_bound_is_not_claimed_for_clients_of_which_nothing_waits():
+    """What runs is no backlog: four of f's prompts run at once, 4 * (2 * 7 + 1) = 60 over 2U = 56."""
+    case = at_once(max_num_batched_tokens=28)
+    only_f = replace(case, sessions=case.sessions[:4] + (replace(case.sessions[4], arrival_step=1),))
+    claim = claim_vtc_bound(replay(only_f).run, "f", "g", stop_ms=20.0, **HEAVY_INPUT)
+    assert (claim.gap, claim.bound, claim.premises["both_backlogged"]) == (60, None, False)
+    assert claim.verdict == "not claimed"
+
+
+class Favouring(Vtc):
+    """Says that it is ``vtc``, and lets f in first whatever the counters say."""
+
+    def waiting_order(self, state):
+        waiting = map(state.views.__getitem__, state.waiting)
+        return iter(sorted(waiting, key=lambda view: (view.request.client_id, view.index)))
+
+
+def test_a_gap_over_the_bound_with_all_premises_is_a_violation():
+    """One request a step: by 30 ms f got three prompts, 3 * 15 = 45 over 2 * max(2 * 7, 1 * 8) = 28."""
+    case = at_once(max_num_batched_tokens=7, max_num_seqs=1)
+    bounds = {**HEAVY_INPUT, "max_running_tokens": 8, "stop_ms": 30.0}
+    right = claim_vtc_bound(replay(case).run, "f", "g", **bounds)
+    assert (right.gap, right.bound, right.verdict) == (15, 28, "holds")
+    wrong = claim_vtc_bound(replay(case, Favouring(input_weight=2, output_weight=1)).run, "f", "g", **bounds)
+    assert (wrong.gap, wrong.bound, wrong.verdict) == (45, 28, "violated")
+    assert wrong.line == "violated: gap 45, bound 28, all premises observed"
+
+
+def test_vtc_bound_is_not_claimed_when_prompts_are_cut():
+    """A cut prompt is served later than it is charged."""
+    claim = claim_vtc_bound(
+        replay(at_once(max_num_batched_tokens=4, max_num_seqs=1)).run, "f", "g", stop_ms=20.0, **HEAVY_INPUT
+    )
+    assert claim.premises["whole_prompts"] is False
+    assert claim.line.startswith("not claimed: without ")
 
 
 def test_vtc_bound_is_not_claimed_after_a_preemption():
@@ -172,3 +229,32 @@ def test_charges_count_within_one_plan_before_anything_is_done():
     played = play(*sessions, policy="vtc", options={"input_weight": 1, "output_weight": 0})
     intents = [intent.request_id for intent in played.run.trace[0].flight.plan.intents]
     assert intents == ["s0", "s3", "s4", "s1", "s5", "s6", "s2"]
+
+
+@pytest.mark.parametrize("policy", ["vtc", "vtc_completed"])
+def test_counters_of_departed_clients_are_bounded_and_the_largest_are_kept(policy, monkeypatch):
+    monkeypatch.setattr(vtc_module, "MAX_DEPARTED", 3)
+    visits = [
+        session(1 + i % 7, 1, at=2 * i, client_id=f"c{i}", first_token=1000 + 10 * i) for i in range(40)
+    ]
+    memory = play(*visits, policy=policy).scheduler.policy_memory
+    assert memory.live == memory.waiting == memory.charged == {}
+    assert len(memory.counters) <= 4  # the last one to leave the queue is needed for the lift
+    assert len(memory.done) <= 4
+
+
+def test_a_client_with_a_live_request_is_never_forgotten(monkeypatch):
+    monkeypatch.setattr(vtc_module, "MAX_DEPARTED", 1)
+    policy = make_policy("vtc", input_weight=1, output_weight=2)
+    memory = policy.start()
+    for name in "ABC":
+        memory = policy.observe(memory, "submitted", view_of(name, name), 0.0)
+        memory = policy.observe(memory, "admitted", view_of(name, name), 0.0)
+    running = {"state": SessionState.RUNNING}
+    for name in "AB":
+        memory = policy.observe(memory, "emitted", view_of(name, name, **running), 0.0)
+    memory = policy.observe(memory, "finished", view_of("A", "A", **running), 0.0)
+    assert memory.live == {"B": 1, "C": 1}
+    memory = policy.observe(memory, "finished", view_of("B", "B", **running), 0.0)
+    # A: 4 + 2. B: lifted to 4, 4 + 2 more. C, the last to leave the queue: lifted to 8, 4 more.
+    assert memory.counters == {"B": 10, "C": 12}

@@ -1,0 +1,1 @@
+"""Input and events that no friendly user would send: what they may cost is one line, never a traceback."""
