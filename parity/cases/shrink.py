@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
+from time import monotonic
 
 from parity.records import Case, Divergence, Outcome, Verdict
 from scheduler.records import SamplingParams
@@ -78,6 +79,7 @@ def _shape(text: str) -> str:
 
 
 MAX_RUNS = 600
+SECONDS = 120.0
 
 
 def size_of(case: Case) -> tuple[int, int, int, int]:
@@ -87,15 +89,27 @@ def size_of(case: Case) -> tuple[int, int, int, int]:
     return len(case.sessions), tokens, len(case.faults), waits
 
 
-def shrink_case(case: Case, run: Callable[[Case], Outcome], *, max_runs: int = MAX_RUNS) -> Case:
-    """The smallest case found that fails like ``case``; ``case`` itself if it does not fail."""
+def shrink_case(
+    case: Case,
+    run: Callable[[Case], Outcome],
+    *,
+    max_runs: int = MAX_RUNS,
+    seconds: float = SECONDS,
+    clock: Callable[[], float] = monotonic,
+) -> Case:
+    """The smallest case found that fails like ``case``; ``case`` itself if it does not fail.
+
+    Ends after ``max_runs`` runs, or with the first that ends after ``seconds``: a case that hangs would be
+    waited for every time.
+    """
+    stop = clock() + seconds
     wanted = fault_signature(run(case))
     if not wanted:
         return case
     left = max_runs
     seen = {case}
     improved = True
-    while improved and left > 0:
+    while improved and left > 0 and clock() < stop:
         improved = False
         for candidate in _candidates(case):
             if candidate in seen:
@@ -106,7 +120,7 @@ def shrink_case(case: Case, run: Callable[[Case], Outcome], *, max_runs: int = M
             if is_same_fault(wanted, signature):
                 case, wanted, improved = candidate, signature, True
                 break
-            if left == 0:
+            if left == 0 or clock() >= stop:
                 break
     return case
 

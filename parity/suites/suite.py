@@ -36,7 +36,6 @@ from scheduler.records import SamplingParams
 
 FAILURES = Path("reports") / "failures"
 SHRINK_RUNS = 300
-SHRINK_SECONDS = 120.0  # a case that hangs would be waited for that often
 
 
 @dataclass(slots=True)
@@ -225,14 +224,12 @@ def _keep_failure(
 ) -> None:
     """Shrink the failing case, write it and explain it; one that passes when run again is kept as it was."""
     ran: dict[Case, Outcome] = {}
-    stop = monotonic() + SHRINK_SECONDS
 
-    def bounded(case: Case) -> Outcome:
-        if not ran or monotonic() < stop:
-            ran[case] = run(case)
-        return ran.get(case, replace(outcome, verdict=Verdict.PASS))
+    def kept_run(case: Case) -> Outcome:
+        ran[case] = run(case)
+        return ran[case]
 
-    smallest = ran[shrink_case(outcome.case, bounded, max_runs=SHRINK_RUNS)]
+    smallest = ran[shrink_case(outcome.case, kept_run, max_runs=SHRINK_RUNS)]
     kept = smallest if smallest.verdict is Verdict.FAIL else outcome
     path = save_failing_case(kept.case, failures, stderr=kept.stderr)
     result.case_file, result.failure = str(path), kept

@@ -59,6 +59,19 @@ def test_shrinking_asks_at_most_as_often_as_allowed():
     assert rerun.count <= 26
 
 
+def test_shrinking_ends_in_time_with_the_smallest_case_so_far():
+    seconds = [0.0]
+
+    def slow(case: Case) -> Outcome:
+        seconds[0] += 30.0
+        return rerun(case)
+
+    rerun, case = Rerun(exact=True, mutant="logits_rows_swapped"), large_case("llama", 1)
+    small = shrink_case(case, slow, seconds=100.0, clock=lambda: seconds[0])
+    assert rerun.count == 4  # they end after 30, 60, 90 and 120 s
+    assert size_of(small) < size_of(case) and rerun(small).verdict is Verdict.FAIL
+
+
 def test_faults_follow_their_sessions():
     case = large_case("llama", 1)
     faults = tuple(Fault(kind=FaultKind.CANCEL, step=i, session=i) for i in range(4))
