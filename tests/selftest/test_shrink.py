@@ -9,7 +9,7 @@ import pytest
 from parity.campaign.large_cases import MOST_SESSIONS, MOST_TOKENS, PLANTED, large_case, shrink_planted
 from parity.campaign.rerun import Rerun
 from parity.cases.shrink import fault_signature, is_same_fault, shrink_case, size_of, without_sessions
-from parity.records import Case, Fault, FaultKind, Verdict
+from parity.records import Case, Fault, FaultKind, Outcome, Verdict
 from parity.run.runner import run_exact_case
 
 IN_DEFAULT_SUITE = ("prefix_shared_one_token_too_far", "cancel_in_flight_lost", "logits_rows_swapped")
