@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from scheduler.policy.base import Policy
 
 _QUEUED = (SessionState.WAITING, SessionState.SUSPENDED)
+_QUEUE_OF = {
+    SessionState.WAITING: "waiting",
+    SessionState.SUSPENDED: "suspended",
+    SessionState.RUNNING: "running",
+}
 _ENTRIES = (IntentKind.ADMIT, IntentKind.RESUME)
 _INTENT_STATES = {
     IntentKind.ADMIT: _QUEUED[:1],
@@ -76,6 +81,9 @@ def _check_chunk(state: SchedulerState, chunk: records.PlannedChunk, intent: Int
         chunk,
     )
     require(view.ready, "session is not ready", chunk)
+    queue = _QUEUE_OF.get(view.state)
+    known = queue is None or chunk.request_id in getattr(state, queue)
+    require(known, "session is in no queue", chunk)
     start = view.computed
     if view.state in _QUEUED:
         require(intent in _ENTRIES, "session enters without its intent", chunk)

@@ -274,7 +274,7 @@ class Scheduler:
     def _reserved(self, state: SchedulerState, view: SessionView) -> int:
         return max(self.policy.future_rows(state, view), view.next_rows)
 
-    def _keeps_room(self, plan: records.IterationPlan, entering: tuple[str, ...] = ()) -> bool:
+    def _keeps_room(self, plan: records.IterationPlan) -> bool:
         """Whether what was just placed leaves everybody room who had it before; else it is taken back.
 
         Rows go into free cells. An idle prefix below them counts as free, so passing over it can take from
@@ -283,11 +283,8 @@ class Scheduler:
         memory = self.memory
         if not memory.prefix.entries or not memory.pools[0].ordered:
             return True
-        before = self._rows_after_entry(entering)
-        after = dict(before)
-        for chunk in plan.chunks:
-            after[chunk.request_id] = max(before[chunk.request_id] - (chunk.stop - chunk.start), 0)
-        if memory.has_room(after):
+        before = self._rows_before(plan)
+        if memory.has_room(_rows_after(plan, before)):
             return True
         memory.undo()
         if memory.has_room(before) and memory.has_evictable():
@@ -295,12 +292,15 @@ class Scheduler:
         memory.place(rows_of(plan))  # it was short before, too: optimistic admission
         return True
 
-    def _rows_after_entry(self, entering: tuple[str, ...]) -> dict[str, int]:
-        """Rows to come of running sessions, and of entering ones beyond what they share."""
-        rows = self._rows_to_come()
-        state = self.state(self._now_ms)
-        for name in entering:
-            rows[name] = max(self._reserved(state, state.views[name]) - self.memory.rows_of(name), 0)
+    def _rows_before(self, plan: records.IterationPlan) -> dict[str, int]:
+        """Rows to come, before this step, of running sessions, and of the plan's others beyond what they
+        share.
+        """
+        rows, state = self._rows_to_come(), self.state(self._now_ms)
+        for chunk in plan.chunks:
+            if chunk.request_id not in rows:
+                view = state.views[chunk.request_id]
+                rows[chunk.request_id] = max(self._reserved(state, view) - chunk.start, 0)
         return rows
 
     # -- admission
@@ -331,8 +331,8 @@ class Scheduler:
             blocked = memory.place(rows_of(plan))
             if blocked is None and not opened:
                 break
-            if blocked is None and self._keeps_room(plan, tuple(opened)):
-                if not had_room or memory.has_room(self._after(plan, opened)):
+            if blocked is None and self._keeps_room(plan):
+                if not had_room or memory.has_room(_rows_after(plan, self._rows_before(plan))):
                     break
                 memory.undo()
             elif memory.evict_one() if blocked is None else memory.evict_for(blocked):
@@ -343,11 +343,6 @@ class Scheduler:
         for name in opened:
             self._enter(self.table.views[name], starts[name], now_ms)
         return plan
-
-    def _after(self, plan: records.IterationPlan, opened: list[str]) -> dict[str, int]:
-        rows = self._rows_after_entry(tuple(opened))
-        planned = {chunk.request_id: chunk.stop - chunk.start for chunk in plan.chunks}
-        return {name: max(count - planned.get(name, 0), 0) for name, count in rows.items()}
 
     def _enter(self, view: SessionView, cached: int, now_ms: float) -> None:
         record = self._record
@@ -643,3 +638,11 @@ class Scheduler:
             raise
         except Exception as error:
             raise self._failure_of_policy(error) from error
+
+
+def _rows_after(plan: records.IterationPlan, before: dict[str, int]) -> dict[str, int]:
+    """Rows to come when a plan has run."""
+    after = dict(before)
+    for chunk in plan.chunks:
+        after[chunk.request_id] = max(after[chunk.request_id] - (chunk.stop - chunk.start), 0)
+    return after

@@ -63,6 +63,7 @@ class Memory:
     ) -> None:
         self.rows_to_come = rows_to_come
         self.may_share = True  # False while sharing stands in the way of progress
+        self.cut_shares = 0  # entries that shared less than is resident, or nothing, for want of room
         self._rooms: tuple[Room, ...] | None = None
         self._hits: dict[int, tuple[PrefixEntry | None, int]] = {}  # by number of submission
         self.pools = tuple(CellPool(limits) for limits in pools)
@@ -245,10 +246,6 @@ class Memory:
         """Whether eviction would free a cell."""
         return any(self._evictable(stage) for stage in range(len(self.pools)))
 
-    def rows_of(self, request_id: str) -> int:
-        """Rows that a resident session has in the pool."""
-        return len(self.pools[0].owners[self.residences[request_id].seq_ids[0]].cells)
-
     # -- sessions
 
     def open(self, view: SessionView, count: int) -> bool:
@@ -257,6 +254,7 @@ class Memory:
         """
         self.begin_step()
         entry = None
+        self.cut_shares += self.shares and count < self.prefix.lookup(self._chain(view))[1]
         if count:
             entry, found = self.prefix.lookup(self._chain(view)[: count + 1])
             if entry is None or found != count:

@@ -18,6 +18,7 @@ _KILLER_OF_PROBLEM = (
     ("ends", Killer.ENDS),
     ("engine", Killer.ENGINE),
     ("internal", Killer.INTERNAL),
+    ("giving way", Killer.CONTRACT),
     ("session", Killer.ENDS),
 )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parity.checkers.ends import ENGINE_FAULTS, check_ends
+from parity.checkers.giving_way import check_giving_way
 from parity.checkers.identity import Answer, compare_run, explain_divergence
 from parity.checkers.marks import count_marks
 from parity.engines.chain_processes import RemoteEngine
@@ -298,7 +299,8 @@ def run_exact_case(case: Case) -> Outcome:
     engine = ExactEngine(exact_limits(case), exact_model(case), stops=hidden_stops(case.sessions))
     try:
         run = drive_exact(case, engine)
-        problems = [*run.problems, *check_ends(run)]
+        policy = make_policy(case.policy, **dict(case.policy_options))
+        problems = [*run.problems, *check_ends(run), *check_giving_way(run, policy)]
         used = sum(pool.num_used() for pool in engine.pools)
         if used and not run.problems:
             problems.append(f"memory: {used} cells still have an owner after the case")
