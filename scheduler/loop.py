@@ -68,6 +68,7 @@ class Scheduler:
         self._now_ms = 0.0
         self._progress = Progress(steps.max_idle_steps)
         self._has_ended = False  # somebody, since the last step was judged
+        self._is_disturbed = False  # somebody outside took rows away since then
         self._alone: str | None = None  # who has the pool to itself, on the last rung of the escalation
         self._policy_failure: PolicyFailure | None = (
             None  # raised in an event, reported when the books are whole
@@ -125,7 +126,7 @@ class Scheduler:
             flight.late.setdefault(request_id, "preempt")
         else:
             self._suspend(view, now_ms, reason=PreemptionReason.ASKED)
-        self._progress.restart()
+        self._is_disturbed = True
         return True
 
     def set_ready(self, request_id: str, ready: bool) -> None:
@@ -258,6 +259,8 @@ class Scheduler:
                 kept=kept,
                 reason=PreemptionReason.OWN_CELLS_TOO_HIGH if too_high else PreemptionReason.NO_CELLS,
                 requester=blocked.request_id,
+                wanted_rows=blocked.rows,
+                available_rows=blocked.available,
                 candidates=names,
                 scores=scores,
             )
@@ -443,7 +446,7 @@ class Scheduler:
                 self._record.failed += 1
                 self._end(view, FinishReason.FAILED, now_ms, error=str(failure))
         self.memory.reset()
-        self._progress.restart()
+        self._is_disturbed = True
         record = self._close(flight, now_ms)
         self._raise_policy_failure()
         return record
@@ -473,6 +476,9 @@ class Scheduler:
         """
         progress, views = self._progress, self.table.views
         progressed, self._has_ended = progressed or self._has_ended, False
+        if self._is_disturbed:
+            progress.restart()
+            rebuilt, self._is_disturbed = 0, False
         if self._alone is not None and (self._alone not in views or not self._can_run(views[self._alone])):
             self._leave_alone()
         if not views:
@@ -546,6 +552,8 @@ class Scheduler:
         reason: PreemptionReason,
         kept: int = 0,
         requester: str | None = None,
+        wanted_rows: int = 0,
+        available_rows: int = 0,
         candidates: tuple[str, ...] = (),
         scores: tuple[tuple, ...] = (),
         note: str = "",
@@ -582,6 +590,8 @@ class Scheduler:
                 mode=mode,
                 is_fallback=is_fallback,
                 requester=requester,
+                wanted_rows=wanted_rows,
+                available_rows=available_rows,
                 candidates=candidates,
                 scores=scores,
                 tie_break=self.policy.victim_tie_break if reason is PreemptionReason.NO_CELLS else "",

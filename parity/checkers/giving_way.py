@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from parity.history import Run
 from scheduler.flight import ENTRIES
+from scheduler.limits import Layout
 from scheduler.policy.base import Policy
 from scheduler.records import Phase, Preemption, PreemptionMode, PreemptionReason
 
@@ -34,7 +35,7 @@ def _problems(run: Run, policy: Policy) -> Iterator[str]:
     for traced in run.trace:
         lacking = [item for item in traced.flight.preemptions if item.reason in LACK]
         for item in lacking:
-            yield from _check_victim(item)
+            yield from _check_victim(item, run.case.layout)
         entered = [intent.request_id for intent in traced.flight.plan.intents if intent.kind in ENTRIES]
         if lacking and entered:
             yield f"step {traced.step}: {entered[0]} entered although {lacking[0].victim} gave way"
@@ -48,8 +49,12 @@ def _problems(run: Run, policy: Policy) -> Iterator[str]:
     yield from _check_rebuilds(run)
 
 
-def _check_victim(item: Preemption) -> Iterator[str]:
+def _check_victim(item: Preemption, layout: Layout) -> Iterator[str]:
     if item.reason is PreemptionReason.OWN_CELLS_TOO_HIGH:
+        if layout is not Layout.UNIFIED:
+            yield f"{item.victim} was rebuilt lower where cells have no order"
+        if item.available_rows < item.wanted_rows:
+            yield f"{item.victim} was rebuilt lower, {item.available_rows} of {item.wanted_rows} rows left"
         if item.victim != item.requester:
             yield f"{item.victim} was rebuilt lower for {item.requester}"
         return
