@@ -89,12 +89,19 @@ class Memory:
             pool.num_available() + self._evictable(stage).bit_count() for stage, pool in enumerate(self.pools)
         )
 
-    def available_sequences(self) -> int:
-        """Sessions that can still be opened. An evicted entry gives its id back at once, except in ordered
-        pools, where it retires with its cells.
+    def available_sequences(self, keep: PrefixEntry | None = None) -> int:
+        """Sessions that can still be opened without evicting ``keep``. An evicted entry gives its id back at
+        once, except in ordered pools, where it retires with its cells.
         """
-        idle = sum(entry.users == 0 for entry in self.prefix.entries.values())
+        idle = sum(entry.users == 0 and entry is not keep for entry in self.prefix.entries.values())
         return min(len(pool.free_ids) + (0 if pool.ordered else idle) for pool in self.pools)
+
+    def sequences_for(self, view: SessionView) -> int:
+        """Ids that the session takes from the available ones if it entered now: its own, and that of an idle
+        entry which it would share, and which could have been evicted for its id.
+        """
+        entry, _ = self._hit(view)
+        return 1 if entry is None or entry.users or self.pools[0].ordered else 2
 
     def _free_ids(self) -> int:
         return min(len(pool.free_ids) for pool in self.pools)
@@ -204,7 +211,8 @@ class Memory:
                 pool.room_after(entry.seq_ids[stage], count, self._evictable(stage, keep=entry))
                 for stage, pool in enumerate(self.pools)
             )
-            return count if room >= rows - count else 0
+            has_id = self.available_sequences(keep=entry) > 0
+            return count if room >= rows - count and has_id else 0
         rooms = self.rooms()
         while count:
             lower = count

@@ -1,4 +1,4 @@
-"""Small pools with shared prefixes and states, enumerated in every policy: all end, nobody lacks what was kept.
+"""Small pools with shared prefixes, enumerated in every policy: all end, nobody lacks what was kept.
 
 Sessions are pairs of a prompt out of a small tree and a number of outputs; one after the other or together.
 The default suite plays a slice of each policy's cases, the nightly one all of them.
