@@ -15,11 +15,6 @@ if TYPE_CHECKING:
     from scheduler.policy.base import Policy
 
 _QUEUED = (SessionState.WAITING, SessionState.SUSPENDED)
-_QUEUE_OF = {
-    SessionState.WAITING: "waiting",
-    SessionState.SUSPENDED: "suspended",
-    SessionState.RUNNING: "running",
-}
 _ENTRIES = (IntentKind.ADMIT, IntentKind.RESUME)
 _INTENT_STATES = {
     IntentKind.ADMIT: _QUEUED[:1],
@@ -81,15 +76,15 @@ def _check_chunk(state: SchedulerState, chunk: records.PlannedChunk, intent: Int
         chunk,
     )
     require(view.ready, "session is not ready", chunk)
-    queue = _QUEUE_OF.get(view.state)
-    known = queue is None or chunk.request_id in getattr(state, queue)
-    require(known, "session is in no queue", chunk)
     start = view.computed
     if view.state in _QUEUED:
         require(intent in _ENTRIES, "session enters without its intent", chunk)
+        queue = state.waiting if view.state is SessionState.WAITING else state.suspended
         start = state.memory.cached_tokens(view)
     else:
         require(view.state is SessionState.RUNNING, "session is neither running nor entering", chunk)
+        queue = state.running
+    require(chunk.request_id in queue, "session is in no queue", chunk)
     require(chunk.start == start, "interval does not start at the computed frontier", chunk)
     require(chunk.stop > start, "interval is empty", chunk)
     require(chunk.stop <= view.limit_at(start), "interval passes the frontier of its phase", chunk)

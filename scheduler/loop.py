@@ -180,14 +180,11 @@ class Scheduler:
         require(self._flight is None, "a step is already in flight", self._decision)
         self._decision += 1
         self._now_ms = now_ms
-        self.memory.begin_step()
-        plan = self._plan(now_ms)
-        self._apply_wishes(plan, now_ms)
-        entering = [intent.request_id for intent in plan.intents if intent.kind in ENTRIES]
-        running, has_preempted = self._fit(plan_without(plan, entering), now_ms)
-        if entering and not has_preempted:  # nobody enters in a step in which somebody had to give way
-            running = self._enter_all(plan_without(plan, self._left_out(plan, running)), entering, now_ms)
-        plan = running
+        try:
+            plan = self._prepare(now_ms)
+        except SchedulerFailure:
+            self._forget_step()
+            raise
         views = {chunk.request_id: self.table.views[chunk.request_id] for chunk in plan.chunks}
         stages = tuple(pool.take_calls() for pool in self.memory.pools)
         batch = compose_batch(plan, views, self.table.outputs, stages)
@@ -195,6 +192,24 @@ class Scheduler:
         self._preemptions = []
         self.memory.counts(self._record)  # when rows are placed the pool is fullest
         return self._flight
+
+    def _prepare(self, now_ms: float) -> records.IterationPlan:
+        """The plan as it will run: made, its wishes granted, its rows placed, its entries carried out."""
+        self.memory.begin_step()
+        plan = self._plan(now_ms)
+        self._apply_wishes(plan, now_ms)
+        entering = [intent.request_id for intent in plan.intents if intent.kind in ENTRIES]
+        fitted, has_preempted = self._fit(plan_without(plan, entering), now_ms)
+        if not entering or has_preempted:  # nobody enters in a step in which somebody had to give way
+            return fitted
+        return self._enter_all(plan_without(plan, self._left_out(plan, fitted)), entering, now_ms)
+
+    def _forget_step(self) -> None:
+        """Take back what a step that was never launched had placed and opened."""
+        self.memory.undo()
+        for request_id in list(self.memory.residences):
+            if request_id not in self.table.running:
+                self.memory.retire(request_id)
 
     def _plan(self, now_ms: float) -> records.IterationPlan:
         """The policy's plan, or on the last rung of the escalation that of one session alone; validated."""
@@ -270,9 +285,10 @@ class Scheduler:
         """Rows that are kept free for every running session: the policy's forecast, at least what it needs
         to get one row further.
         """
-        state = self.state(self._now_ms)
-        views = map(self.table.views.__getitem__, self.table.running)
-        return {view.request_id: self._reserved(state, view) for view in views}
+        with self._policy_asked():
+            state = self.state(self._now_ms)
+            views = map(self.table.views.__getitem__, self.table.running)
+            return {view.request_id: self._reserved(state, view) for view in views}
 
     def _reserved(self, state: SchedulerState, view: SessionView) -> int:
         return max(self.policy.future_rows(state, view), view.next_rows)
@@ -300,10 +316,11 @@ class Scheduler:
         share.
         """
         rows, state = self._rows_to_come(), self.state(self._now_ms)
-        for chunk in plan.chunks:
-            if chunk.request_id not in rows:
-                view = state.views[chunk.request_id]
-                rows[chunk.request_id] = max(self._reserved(state, view) - chunk.start, 0)
+        with self._policy_asked():
+            for chunk in plan.chunks:
+                if chunk.request_id not in rows:
+                    view = state.views[chunk.request_id]
+                    rows[chunk.request_id] = max(self._reserved(state, view) - chunk.start, 0)
         return rows
 
     # -- admission

@@ -10,8 +10,8 @@ from parity.checkers.conservation import check_conservation
 from parity.history import Run, TraceStep, session_index
 from parity.records import Case, Fault, FaultKind
 from scheduler.engine import Engine, EngineFailure
-from scheduler.loop import Flight, NoProgress, Scheduler
-from scheduler.records import IllegalTransition, IterationResult
+from scheduler.loop import Flight, Scheduler
+from scheduler.records import IterationResult, NoProgress, PolicyFailure, SchedulerFailure
 
 MAX_STEPS_PER_TOKEN = 200  # a case that needs more steps than this per token of work is stuck
 
@@ -67,8 +67,9 @@ class Driver:
                     break
             else:
                 self._check_empty()
-        except (NoProgress, IllegalTransition, AssertionError) as error:
-            kind = {NoProgress: "liveness", AssertionError: "conservation"}.get(type(error), "legality")
+        except (SchedulerFailure, AssertionError) as error:
+            kinds = {NoProgress: "liveness", AssertionError: "conservation", PolicyFailure: "internal"}
+            kind = kinds.get(type(error), "legality")
             self.run.problems.append(f"{kind}: {error}")
         self._collect()
         self._check_partition()
