@@ -79,9 +79,12 @@ def _check_chunk(state: SchedulerState, chunk: records.PlannedChunk, intent: Int
     start = view.computed
     if view.state in _QUEUED:
         require(intent in _ENTRIES, "session enters without its intent", chunk)
+        queue = state.waiting if view.state is SessionState.WAITING else state.suspended
         start = state.memory.cached_tokens(view)
     else:
         require(view.state is SessionState.RUNNING, "session is neither running nor entering", chunk)
+        queue = state.running
+    require(chunk.request_id in queue, "session is in no queue", chunk)
     require(chunk.start == start, "interval does not start at the computed frontier", chunk)
     require(chunk.stop > start, "interval is empty", chunk)
     require(chunk.stop <= view.limit_at(start), "interval passes the frontier of its phase", chunk)

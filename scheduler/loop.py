@@ -68,6 +68,7 @@ class Scheduler:
         self._now_ms = 0.0
         self._progress = Progress(steps.max_idle_steps)
         self._has_ended = False  # somebody, since the last step was judged
+        self._is_disturbed = False  # somebody outside took rows away since then
         self._alone: str | None = None  # who has the pool to itself, on the last rung of the escalation
         self._policy_failure: PolicyFailure | None = (
             None  # raised in an event, reported when the books are whole
@@ -124,7 +125,7 @@ class Scheduler:
             flight.late.setdefault(request_id, "preempt")
         else:
             self._suspend(view, now_ms, reason=PreemptionReason.ASKED)
-        self._progress.restart()
+        self._is_disturbed = True
         return True
 
     def set_ready(self, request_id: str, ready: bool) -> None:
@@ -178,14 +179,11 @@ class Scheduler:
         require(self._flight is None, "a step is already in flight", self._decision)
         self._decision += 1
         self._now_ms = now_ms
-        self.memory.begin_step()
-        plan = self._plan(now_ms)
-        self._apply_wishes(plan, now_ms)
-        entering = [intent.request_id for intent in plan.intents if intent.kind in ENTRIES]
-        running, has_preempted = self._fit(plan_without(plan, entering), now_ms)
-        if entering and not has_preempted:  # nobody enters in a step in which somebody had to give way
-            running = self._enter_all(plan_without(plan, self._left_out(plan, running)), entering, now_ms)
-        plan = running
+        try:
+            plan = self._prepare(now_ms)
+        except SchedulerFailure:
+            self._forget_step()
+            raise
         views = {chunk.request_id: self.table.views[chunk.request_id] for chunk in plan.chunks}
         stages = tuple(pool.take_calls() for pool in self.memory.pools)
         batch = compose_batch(plan, views, self.table.outputs, stages)
@@ -193,6 +191,24 @@ class Scheduler:
         self._preemptions = []
         self.memory.counts(self._record)  # when rows are placed the pool is fullest
         return self._flight
+
+    def _prepare(self, now_ms: float) -> records.IterationPlan:
+        """The plan as it will run: made, its wishes granted, its rows placed, its entries carried out."""
+        self.memory.begin_step()
+        plan = self._plan(now_ms)
+        self._apply_wishes(plan, now_ms)
+        entering = [intent.request_id for intent in plan.intents if intent.kind in ENTRIES]
+        fitted, has_preempted = self._fit(plan_without(plan, entering), now_ms)
+        if not entering or has_preempted:  # nobody enters in a step in which somebody had to give way
+            return fitted
+        return self._enter_all(plan_without(plan, self._left_out(plan, fitted)), entering, now_ms)
+
+    def _forget_step(self) -> None:
+        """Take back what a step that was never launched had placed and opened."""
+        self.memory.undo()
+        for request_id in list(self.memory.residences):
+            if request_id not in self.table.running:
+                self.memory.retire(request_id)
 
     def _plan(self, now_ms: float) -> records.IterationPlan:
         """The policy's plan, or on the last rung of the escalation that of one session alone; validated."""
@@ -257,6 +273,8 @@ class Scheduler:
                 kept=kept,
                 reason=PreemptionReason.OWN_CELLS_TOO_HIGH if too_high else PreemptionReason.NO_CELLS,
                 requester=blocked.request_id,
+                wanted_rows=blocked.rows,
+                available_rows=blocked.available,
                 candidates=names,
                 scores=scores,
             )
@@ -266,14 +284,15 @@ class Scheduler:
         """Rows that are kept free for every running session: the policy's forecast, at least what it needs
         to get one row further.
         """
-        state = self.state(self._now_ms)
-        views = map(self.table.views.__getitem__, self.table.running)
-        return {view.request_id: self._reserved(state, view) for view in views}
+        with self._policy_asked():
+            state = self.state(self._now_ms)
+            views = map(self.table.views.__getitem__, self.table.running)
+            return {view.request_id: self._reserved(state, view) for view in views}
 
     def _reserved(self, state: SchedulerState, view: SessionView) -> int:
         return max(self.policy.future_rows(state, view), view.next_rows)
 
-    def _keeps_room(self, plan: records.IterationPlan, entering: tuple[str, ...] = ()) -> bool:
+    def _keeps_room(self, plan: records.IterationPlan) -> bool:
         """Whether what was just placed leaves everybody room who had it before; else it is taken back.
 
         Rows go into free cells. An idle prefix below them counts as free, so passing over it can take from
@@ -282,11 +301,8 @@ class Scheduler:
         memory = self.memory
         if not memory.prefix.entries or not memory.pools[0].ordered:
             return True
-        before = self._rows_after_entry(entering)
-        after = dict(before)
-        for chunk in plan.chunks:
-            after[chunk.request_id] = max(before[chunk.request_id] - (chunk.stop - chunk.start), 0)
-        if memory.has_room(after):
+        before = self._rows_before(plan)
+        if memory.has_room(_rows_after(plan, before)):
             return True
         memory.undo()
         if memory.has_room(before) and memory.has_evictable():
@@ -294,12 +310,16 @@ class Scheduler:
         memory.place(rows_of(plan))  # it was short before, too: optimistic admission
         return True
 
-    def _rows_after_entry(self, entering: tuple[str, ...]) -> dict[str, int]:
-        """Rows to come of running sessions, and of entering ones beyond what they share."""
-        rows = self._rows_to_come()
-        state = self.state(self._now_ms)
-        for name in entering:
-            rows[name] = max(self._reserved(state, state.views[name]) - self.memory.rows_of(name), 0)
+    def _rows_before(self, plan: records.IterationPlan) -> dict[str, int]:
+        """Rows to come, before this step, of running sessions, and of the plan's others beyond what they
+        share.
+        """
+        rows, state = self._rows_to_come(), self.state(self._now_ms)
+        with self._policy_asked():
+            for chunk in plan.chunks:
+                if chunk.request_id not in rows:
+                    view = state.views[chunk.request_id]
+                    rows[chunk.request_id] = max(self._reserved(state, view) - chunk.start, 0)
         return rows
 
     # -- admission
@@ -330,8 +350,8 @@ class Scheduler:
             blocked = memory.place(rows_of(plan))
             if blocked is None and not opened:
                 break
-            if blocked is None and self._keeps_room(plan, tuple(opened)):
-                if not had_room or memory.has_room(self._after(plan, opened)):
+            if blocked is None and self._keeps_room(plan):
+                if not had_room or memory.has_room(_rows_after(plan, self._rows_before(plan))):
                     break
                 memory.undo()
             elif memory.evict_one() if blocked is None else memory.evict_for(blocked):
@@ -342,11 +362,6 @@ class Scheduler:
         for name in opened:
             self._enter(self.table.views[name], starts[name], now_ms)
         return plan
-
-    def _after(self, plan: records.IterationPlan, opened: list[str]) -> dict[str, int]:
-        rows = self._rows_after_entry(tuple(opened))
-        planned = {chunk.request_id: chunk.stop - chunk.start for chunk in plan.chunks}
-        return {name: max(count - planned.get(name, 0), 0) for name, count in rows.items()}
 
     def _enter(self, view: SessionView, cached: int, now_ms: float) -> None:
         record = self._record
@@ -447,7 +462,7 @@ class Scheduler:
                 self._record.failed += 1
                 self._end(view, FinishReason.FAILED, now_ms, error=str(failure))
         self.memory.reset()
-        self._progress.restart()
+        self._is_disturbed = True
         record = self._close(flight, now_ms)
         self._raise_policy_failure()
         return record
@@ -477,6 +492,9 @@ class Scheduler:
         """
         progress, views = self._progress, self.table.views
         progressed, self._has_ended = progressed or self._has_ended, False
+        if self._is_disturbed:
+            progress.restart()
+            rebuilt, self._is_disturbed = 0, False
         if self._alone is not None and (self._alone not in views or not self._can_run(views[self._alone])):
             self._leave_alone()
         if not views:
@@ -550,6 +568,8 @@ class Scheduler:
         reason: PreemptionReason,
         kept: int = 0,
         requester: str | None = None,
+        wanted_rows: int = 0,
+        available_rows: int = 0,
         candidates: tuple[str, ...] = (),
         scores: tuple[tuple, ...] = (),
         note: str = "",
@@ -586,6 +606,8 @@ class Scheduler:
                 mode=mode,
                 is_fallback=is_fallback,
                 requester=requester,
+                wanted_rows=wanted_rows,
+                available_rows=available_rows,
                 candidates=candidates,
                 scores=scores,
                 tie_break=self.policy.victim_tie_break if reason is PreemptionReason.NO_CELLS else "",
@@ -642,3 +664,11 @@ class Scheduler:
             raise
         except Exception as error:
             raise self._failure_of_policy(error) from error
+
+
+def _rows_after(plan: records.IterationPlan, before: dict[str, int]) -> dict[str, int]:
+    """Rows to come when a plan has run."""
+    after = dict(before)
+    for chunk in plan.chunks:
+        after[chunk.request_id] = max(after[chunk.request_id] - (chunk.stop - chunk.start), 0)
+    return after

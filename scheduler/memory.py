@@ -63,6 +63,7 @@ class Memory:
     ) -> None:
         self.rows_to_come = rows_to_come
         self.may_share = True  # False while sharing stands in the way of progress
+        self.cut_shares = 0  # entries that shared less than is resident, or nothing, for want of room
         self._rooms: tuple[Room, ...] | None = None
         self._hits: dict[int, tuple[PrefixEntry | None, int]] = {}  # by number of submission
         self.pools = tuple(CellPool(limits) for limits in pools)
@@ -92,12 +93,19 @@ class Memory:
         """Rows of an empty pool, of the smallest stage."""
         return min(pool.limits.num_cells for pool in self.pools)
 
-    def available_sequences(self) -> int:
-        """Sessions that can still be opened. An evicted entry gives its id back at once, except in ordered
-        pools, where it retires with its cells.
+    def available_sequences(self, keep: PrefixEntry | None = None) -> int:
+        """Sessions that can still be opened without evicting ``keep``. An evicted entry gives its id back at
+        once, except in ordered pools, where it retires with its cells.
         """
-        idle = sum(entry.users == 0 for entry in self.prefix.entries.values())
+        idle = sum(entry.users == 0 and entry is not keep for entry in self.prefix.entries.values())
         return min(len(pool.free_ids) + (0 if pool.ordered else idle) for pool in self.pools)
+
+    def sequences_for(self, view: SessionView) -> int:
+        """Ids that the session takes from the available ones if it entered now: its own, and that of an idle
+        entry which it would share, and which could have been evicted for its id.
+        """
+        entry, _ = self._hit(view)
+        return 1 if entry is None or entry.users or self.pools[0].ordered else 2
 
     def _free_ids(self) -> int:
         return min(len(pool.free_ids) for pool in self.pools)
@@ -207,7 +215,8 @@ class Memory:
                 pool.room_after(entry.seq_ids[stage], count, self._evictable(stage, keep=entry))
                 for stage, pool in enumerate(self.pools)
             )
-            return count if room >= rows - count else 0
+            has_id = self.available_sequences(keep=entry) > 0
+            return count if room >= rows - count and has_id else 0
         rooms = self.rooms()
         while count:
             lower = count
@@ -249,10 +258,6 @@ class Memory:
         """Whether eviction would free a cell."""
         return any(self._evictable(stage) for stage in range(len(self.pools)))
 
-    def rows_of(self, request_id: str) -> int:
-        """Rows that a resident session has in the pool."""
-        return len(self.pools[0].owners[self.residences[request_id].seq_ids[0]].cells)
-
     # -- sessions
 
     def open(self, view: SessionView, count: int) -> bool:
@@ -261,6 +266,7 @@ class Memory:
         """
         self.begin_step()
         entry = None
+        self.cut_shares += self.shares and count < self.prefix.lookup(self._chain(view))[1]
         if count:
             entry, found = self.prefix.lookup(self._chain(view)[: count + 1])
             if entry is None or found != count:

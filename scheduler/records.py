@@ -260,7 +260,8 @@ class Preemption:
     """One session that gave way, and why it was this one. Written by the loop, once per suspension.
 
     ``scores`` holds the policy's score inputs of every candidate, in the order of the running queue; the
-    greatest is the victim's unless ``reason`` says that nobody was chosen. ``released_rows`` are rows that
+    greatest is the victim's unless ``reason`` says that nobody was chosen. The requester's ``wanted_rows``
+    found no cells when ``available_rows`` were left, wherever they lie. ``released_rows`` are rows that
     stopped being computed, ``kept_rows`` those that stayed; with mode ``REBUILD_TAIL`` the fallback, if no
     rows can stay, is ``RECOMPUTE``. ``suspensions`` counts earlier ones of the same session.
     """
@@ -274,6 +275,8 @@ class Preemption:
     mode: PreemptionMode
     is_fallback: bool
     requester: str | None
+    wanted_rows: int
+    available_rows: int
     candidates: tuple[str, ...]
     scores: tuple[tuple, ...]
     tie_break: str

@@ -175,7 +175,7 @@ MUTANTS = (
     Mutant(
         name="full_hit_leaves_nothing_to_compute",
         part="prefix",
-        killers=(Killer.LIVENESS, Killer.LEGALITY),
+        killers=(Killer.LIVENESS, Killer.CONTRACT, Killer.LEGALITY),
         plant=method_plant(PrefixCache, "lookup", _nothing_left),
         fault="A prompt that is resident as a whole is shared as a whole, so that no row gives logits.",
         trials=tuple(exact_trial(sharing_cases.same_prompt(family)) for family in cases.ATTENTION),
@@ -202,7 +202,9 @@ MUTANTS = (
         killers=(Killer.LIVENESS, Killer.LEGALITY, Killer.ENGINE, Killer.INTERNAL),
         plant=method_plant(Memory, "cached_tokens", _hit_remembered),
         fault="The number of cached tokens is looked up while a session waits and used when it runs.",
-        trials=tuple(exact_trial(sharing_cases.prefix_in_progress(family)) for family in cases.ATTENTION),
+        trials=tuple(
+            exact_trial(sharing_cases.prefix_lost_while_waiting(family)) for family in cases.ATTENTION
+        ),
     ),
     Mutant(
         name="entry_in_use_evicted",
@@ -218,7 +220,7 @@ MUTANTS = (
     Mutant(
         name="shared_rows_counted_as_need",
         part="prefix",
-        killers=(Killer.LIVENESS,),
+        killers=(Killer.LIVENESS, Killer.CONTRACT),
         plant=method_plant(Memory, "pinned_rows", _hit_counted_as_need),
         fault="A follower must find room for the rows that it shares.",
         trials=(

@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         name="preempted_session_lost",
         part="resume",
-        killers=(Killer.LIVENESS,),
+        killers=(Killer.LIVENESS, Killer.LEGALITY),
         plant=method_plant(SessionTable, "apply_release", steps.suspended_forgotten),
         fault="A preempted session is in no queue.",
         trials=on_exact(cases.preempted),
@@ -83,7 +83,7 @@ MUTANTS = (
     Mutant(
         name="submission_lost",
         part="admission",
-        killers=(Killer.LIVENESS,),
+        killers=(Killer.LIVENESS, Killer.LEGALITY),
         plant=method_plant(SessionTable, "apply_submission", steps.submission_lost),
         fault="An accepted session is in no queue.",
         trials=on_exact(cases.mixed),

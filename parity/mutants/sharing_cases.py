@@ -7,6 +7,7 @@ from typing import Any
 from parity.cases.strategies import tokens_of
 from parity.mutants.cases import case_of, session
 from parity.records import Case, Fault, FaultKind, Session
+from scheduler.limits import Layout
 
 
 def shared_prefix(family: str, **settings: Any) -> Case:
@@ -75,6 +76,18 @@ def prefix_in_progress(family: str, **settings: Any) -> Case:
         sessions,
         **{"max_num_batched_tokens": 8, "prefix_block_tokens": 4, "pool_cells": 54, **settings},
     )
+
+
+def prefix_lost_while_waiting(family: str, **settings: Any) -> Case:
+    """A prompt's prefix is resident when it begins to wait, and goes while another session fills the pool."""
+    prompt = tokens_of(126, 8)
+    sessions = (
+        Session(prompt=prompt, max_tokens=1),
+        session(127, 4, 21, arrival_step=3),
+        Session(prompt=prompt + tokens_of(128, 3), max_tokens=3, arrival_step=4),
+    )
+    settings = {"layout": Layout.STOCK, "prefix_block_tokens": 4, "pool_cells": 24, **settings}
+    return case_of(family, sessions, **settings)
 
 
 def same_ending(family: str, **settings: Any) -> Case:

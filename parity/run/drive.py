@@ -13,11 +13,11 @@ from parity.checkers.ends import ENDS, MEMORY
 from parity.history import Earlier, Run, TraceStep, session_index
 from parity.records import Case, Fault, FaultKind, Finding
 from scheduler.engine import Engine, EngineFailure
-from scheduler.loop import Flight, NoProgress, Scheduler
-from scheduler.records import Completion, IllegalTransition, IterationResult
+from scheduler.loop import Flight, Scheduler
+from scheduler.records import Completion, IterationResult, NoProgress, PolicyFailure, SchedulerFailure
 from scheduler.telemetry import StepRecord
 
-LIVENESS, LEGALITY = "liveness", "legality"
+LIVENESS, LEGALITY, INTERNAL = "liveness", "legality", "internal"
 MAX_REPEATS = 64  # times that the same rows may be computed with no new one in between
 MAX_IDLE = 1000  # steps in which nothing runs, while somebody is live and nobody comes any more
 MOST_TOLD = 6  # steps of a cycle that a finding spells out
@@ -120,7 +120,9 @@ class Driver:
             self._found(end.checker, end.text, **end.data)
         except NoProgress as error:
             self._found(LIVENESS, f"{error}; {self._live()} have no end")
-        except IllegalTransition as error:
+        except PolicyFailure as error:
+            self._found(INTERNAL, f"step {self._step}: {error}")
+        except SchedulerFailure as error:
             self._found(LEGALITY, f"step {self._step}: {error}")
         except AssertionError as error:
             self._found(CONSERVATION, f"step {self._step}: {error}")

@@ -14,6 +14,7 @@ from parity.checkers.ends import (
     ReproducibilityChecker,
     StreamChecker,
 )
+from parity.checkers.giving_way import GivingWayChecker
 from parity.checkers.identity import IdentityChecker, compare_run, explain_divergence
 from parity.checkers.marks import count_marks
 from parity.checkers.noise import Change, NoiseChecker, Weighed, first_step, row_distance, weigh_noise
@@ -30,6 +31,7 @@ LAWS: tuple[Checker, ...] = (
     StreamChecker(),
     EngineChecker(),
     MemoryChecker(),
+    GivingWayChecker(),
 )
 
 

@@ -117,6 +117,10 @@ class VllmFcfs(Policy):
 
     # -- batching
 
+    @property
+    def reserves_whole_need(self) -> bool:
+        return False
+
     def future_rows(self, state: SchedulerState, view: SessionView) -> int:
         return 0
 

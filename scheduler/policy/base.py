@@ -109,6 +109,13 @@ class Policy:
             return view.future_rows
         return self.reservation.future_rows(view)
 
+    @property
+    def reserves_whole_need(self) -> bool:
+        """Whether admission keeps free all rows that running sessions may still write, so that none of them
+        ever lacks a cell: in every layout, beside any prefix.
+        """
+        return self.reservation.kind == "maximum"
+
     def reserved_rows(self, state: SchedulerState, plan: PlanBuilder) -> int:
         """Available rows that an entering session may not take; asked once a
         plan, when somebody wants to enter.

@@ -87,15 +87,16 @@ class PlanBuilder:
         need = max(need, view.next_rows) - cached
         prefix = view.request.prompt[:cached]  # sessions that enter together pin what they share once
         pinned = memory.pinned_rows(view) if cached and prefix not in self._pinned else 0
+        sequences = memory.sequences_for(view) if cached and memory.shares else 1
         spare = self.policy.watermark_rows() if state.running or self.entered else 0
-        if self.sequences_left < 1 or max(need, 1) > self.rows_left - pinned - spare:
+        if self.sequences_left < sequences or max(need, 1) > self.rows_left - pinned - spare:
             return False
         places = memory.places(view) if memory.shares else ()
         if cached and not self._has_room(places, need):
             return False
         if not self._grant(view, cached, limit, None):
             return False
-        self.sequences_left -= 1
+        self.sequences_left -= sequences
         self.rows_left -= need + pinned
         self._take_room(places, need)
         self.entered.append(view)

@@ -87,3 +87,40 @@ def test_a_result_that_is_refused_leaves_the_step_in_flight_to_be_failed(forge) 
     serving.scheduler.fail(EngineFailure(str(refused.value)), serving.now_ms)
     serving.run()
     assert {name: end.tokens for name, end in serving.ends.items()} == {n: serving.solo(n) for n in "abc"}
+
+
+class Answering:
+    """A seam that answers ``times`` questions, raises once, and answers again."""
+
+    def __init__(self, original, times: int) -> None:
+        self.original, self.left = original, times
+
+    def __call__(self, *arguments, **named):
+        self.left -= 1
+        if self.left == -1:
+            raise ZeroDivisionError("by hand")
+        return self.original(*arguments, **named)
+
+
+@pytest.mark.parametrize(
+    "seam", ["future_rows", "order_key", "chunk_tokens", "observe", "can_run", "waiting_order"]
+)
+def test_wherever_in_a_step_a_policy_raises_the_books_stay_whole(seam: str) -> None:
+    """With shared prefixes in a tight pool: the n-th question of all that a run asks is not answered."""
+    count = 0
+    while True:
+        serving = Serving(cells=14, max_num_batched_tokens=5, prefix_block_tokens=1, max_idle_steps=4)
+        for index in range(5):
+            serving.submit(request(f"s{index}", [1, 2, 3, 4][: 2 + index % 3] + [10 + index], 1 + index))
+        setattr(serving.scheduler.policy, seam, Answering(getattr(serving.scheduler.policy, seam), count))
+        try:
+            serving.run()
+        except PolicyFailure:
+            check_conservation(serving.scheduler.memory)
+            assert serving.scheduler.memory.residences.keys() == serving.scheduler.table.running.keys()
+        else:
+            break
+        serving.run()
+        serving.check_all_as_alone()
+        count += 1
+    assert count > 0 or seam == "can_run", "never asked"

@@ -69,6 +69,8 @@ def test_a_record_says_everything_about_a_preemption() -> None:
             mode=PreemptionMode.RECOMPUTE,
             is_fallback=False,
             requester="c",  # b took the last cell
+            wanted_rows=1,
+            available_rows=0,
             candidates=("b", "c", "a"),
             scores=((2, 0.0, 1), (3, 0.0, 2), (9, 0.0, 0)),
             tie_break="later arrival, then later submission",

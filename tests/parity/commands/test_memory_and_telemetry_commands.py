@@ -169,7 +169,7 @@ def test_admission_that_reserves_rows_to_come_rebuilds_nothing(share: float) -> 
 
 def test_cutting_the_last_rows_rebuilds_less_than_half_of_what_whole_rebuilds_do(monkeypatch) -> None:
     cut = run_churn(0.95, reserving=False, **CHURN)
-    monkeypatch.setattr(Memory, "shorten", lambda self, view: 0)
+    monkeypatch.setattr(Memory, "shorten", lambda self, view, available: 0)
     whole = run_churn(0.95, reserving=False, **CHURN)
     assert cut.rebuild_rate < whole.rebuild_rate / 2
     assert cut.occupancy > whole.occupancy

@@ -1,0 +1,95 @@
+"""Who gave way, when, and whether the policy's contract allows it, from the records of preemptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from parity.checkers.checker import Expectation
+from parity.history import Run
+from parity.records import Finding
+from scheduler.flight import ENTRIES
+from scheduler.limits import Layout
+from scheduler.policies import make_policy
+from scheduler.policy.base import Policy
+from scheduler.records import Phase, Preemption, PreemptionMode, PreemptionReason
+
+CONTRACT = "contract"
+LACK = (PreemptionReason.NO_CELLS, PreemptionReason.OWN_CELLS_TOO_HIGH)
+
+
+def preemptions_of(run: Run) -> list[Preemption]:
+    """All of them, in order."""
+    return [item for traced in run.trace for item in traced.flight.preemptions]
+
+
+class GivingWayChecker:
+    """What every policy owes, and what its reservation promises, in every layout and with every prefix.
+
+    - The victim of a lack of cells is the candidate with the greatest of the policy's scores.
+    - A session that is rebuilt lower is its own requester; nobody was chosen.
+    - Nobody enters in a step in which somebody gave way for cells.
+    - Where the whole need of every running session is kept free, nobody ever lacks cells, and the escalation
+      is never needed.
+    - A policy that preempts by intent alone rebuilds at most twice the rows that it computes anew.
+    """
+
+    name = CONTRACT
+
+    def check(self, run: Run, expectation: Expectation) -> Iterable[Finding]:
+        policy = make_policy(run.case.policy, **dict(run.case.policy_options))
+        return check_giving_way(run, policy)
+
+
+def check_giving_way(run: Run, policy: Policy) -> list[Finding]:
+    """What ``GivingWayChecker`` looks for, under a policy as it was made."""
+    return [Finding(CONTRACT, f"giving way: {problem}") for problem in _problems(run, policy)]
+
+
+def _problems(run: Run, policy: Policy) -> Iterator[str]:
+    for traced in run.trace:
+        lacking = [item for item in traced.flight.preemptions if item.reason in LACK]
+        for item in lacking:
+            yield from _check_victim(item, run.case.layout)
+        entered = [intent.request_id for intent in traced.flight.plan.intents if intent.kind in ENTRIES]
+        if lacking and entered:
+            yield f"step {traced.step}: {entered[0]} entered although {lacking[0].victim} gave way"
+        if lacking and policy.reserves_whole_need:
+            yield f"step {traced.step}: {lacking[0].victim} lacked cells that were kept free for it"
+    if not policy.reserves_whole_need:
+        return
+    escalations = sum(record.escalations for record in run.records)
+    if escalations:
+        yield f"{escalations} escalations although all rows to come were kept free"
+    yield from _check_rebuilds(run)
+
+
+def _check_victim(item: Preemption, layout: Layout) -> Iterator[str]:
+    if item.reason is PreemptionReason.OWN_CELLS_TOO_HIGH:
+        if layout is not Layout.UNIFIED:
+            yield f"{item.victim} was rebuilt lower where cells have no order"
+        if item.available_rows < item.wanted_rows:
+            yield f"{item.victim} was rebuilt lower, {item.available_rows} of {item.wanted_rows} rows left"
+        if item.victim != item.requester:
+            yield f"{item.victim} was rebuilt lower for {item.requester}"
+        return
+    if item.mode is not PreemptionMode.RECOMPUTE or item.victim not in item.candidates:
+        yield f"{item.victim} was no candidate of {item.candidates}"
+    elif item.scores[item.candidates.index(item.victim)] != max(item.scores):
+        yield f"{item.victim} gave way, the policy's scores {item.scores} say another of {item.candidates}"
+
+
+def _check_rebuilds(run: Run) -> Iterator[str]:
+    """Intents of a policy cost at most twice the rows that are computed anew; what was asked from outside,
+    or failed, is not counted.
+    """
+    reasons = {item.reason: None for item in preemptions_of(run)}
+    if list(reasons) != [PreemptionReason.POLICY_INTENT]:
+        return
+    rows = {Phase.REBUILD: 0, Phase.PREFILL: 0, Phase.DECODE: 0}
+    for traced in run.trace:
+        for item in traced.result.chunks if traced.result is not None else ():
+            phase = traced.flight.views[item.request_id].phase_at(item.before)
+            rows[phase] += item.after - item.before
+    new = rows[Phase.PREFILL] + rows[Phase.DECODE]
+    if rows[Phase.REBUILD] > 2 * new:
+        yield f"{rows[Phase.REBUILD]} rows were computed again for {new} new ones"
