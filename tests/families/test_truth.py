@@ -53,7 +53,7 @@ def test_variant_model_is_right_with_half_cells(model: str) -> None:
     check_right(model, ("streams", "unified"), SHORTER)
 
 
-@pytest.mark.parametrize("family", family_params())
+@pytest.mark.parametrize("family", family_params("llama", "gemma2"))
 def test_half_cells_are_further_from_the_truth_than_float32_ones(family: str) -> None:
     plain, streams = measure_distances(family, ways=("plain", "streams"), prompt_tokens=(33,))
     assert streams.rms > 2 * plain.rms
