@@ -88,6 +88,16 @@ class Distance:
             return Verdict.UNKNOWN
         return Verdict.FAIL if self.beyond else Verdict.PASS
 
+    @property
+    def text(self) -> str:
+        """One line for a report."""
+        bound = "" if self.worst_of_bound is None else f", at most {self.worst_of_bound:.2f} of its bound"
+        bits = "same" if self.same_bits else "other"
+        return (
+            f"{self.way}: {bits} bits in other chunks; {self.rms:.1e} of the deviation from the truth{bound};"
+            f" another token at {self.other_tokens} of {self.positions} positions"
+        )
+
 
 def reference_prompt(n_tokens: int, n_vocab: int) -> tuple[int, ...]:
     """The prompt of a length: the same tokens every time, drawn from the whole vocabulary."""

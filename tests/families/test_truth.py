@@ -42,7 +42,7 @@ def check_right(model: str, ways: tuple[str, ...], prompt_tokens: tuple[int, ...
 
 
 @pytest.mark.parametrize("family", family_params())
-def test_tiny_model_is_right_with_flash_attention_off_and_in_the_row_kernel(family: str) -> None:
+def test_tiny_model_is_right(family: str) -> None:
     check_right(family, ("plain", "unified"), PROMPT_TOKENS)
 
 
