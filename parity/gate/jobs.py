@@ -19,6 +19,7 @@ from parity.records import Tier, Verdict
 from parity.run.profiles import profile_of
 from parity.suites.policies import check_hash_seeds, check_policy, real_verdicts
 from parity.suites.suite import SuiteResult, pinned_splits, run_split_suite, run_suite
+from parity.suites.truth import measure_distances
 from scheduler.limits import Layout
 from scheduler.policies import policy_names
 
@@ -139,6 +140,22 @@ def _run_goldens(job: GateJob) -> GateCheck:
     )
 
 
+def _run_truth(job: GateJob) -> GateCheck:
+    distances = measure_distances(job.model)
+    wrong = [f"{distance.way}: {line}" for distance in distances for line in distance.beyond]
+    claimed = [distance for distance in distances if distance.worst_of_bound is not None]
+    return _check(
+        job,
+        Verdict.merge(distance.verdict for distance in claimed),
+        reason=f"{len(wrong)} positions are wrong; {wrong[0]}" if wrong else "",
+        explanation="\n".join([*(distance.text for distance in distances), *wrong]),
+        marks={
+            "positions": sum(distance.positions for distance in claimed),
+            "ties": sum(len(distance.ties) for distance in claimed),
+        },
+    )
+
+
 def _run_mutants(job: GateJob) -> GateCheck:
     reports = judge_mutants(
         all_mutants(),
@@ -179,6 +196,7 @@ RUNNERS: dict[CheckKind, Callable[[GateJob], GateCheck]] = {
     CheckKind.SUITE: _run_suite,
     CheckKind.SPLIT: _run_split,
     CheckKind.GOLDEN: _run_goldens,
+    CheckKind.TRUTH: _run_truth,
     CheckKind.MUTANTS: _run_mutants,
     CheckKind.POLICIES: _run_policies,
 }

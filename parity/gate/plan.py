@@ -88,7 +88,9 @@ def _model(family: str, row: str) -> str:
 
 
 def _family_jobs(family: Family, options: GateOptions) -> list[GateJob]:
-    """Suites, splits and goldens of one family. Goldens are those of the tiny models."""
+    """Suites, splits, goldens and truth of one family. Goldens are those of the tiny models; the float64
+    reference is for small ones.
+    """
     model, tier = _model(family.name, options.row), options.tier_of(family.name)
     settings = {"family": family.name, "model": model, "tier": tier, "seed": options.seed}
     jobs = [
@@ -114,6 +116,7 @@ def _family_jobs(family: Family, options: GateOptions) -> list[GateJob]:
     ]
     if options.row == "tiny":
         jobs.append(GateJob(kind=CheckKind.GOLDEN, name=f"{family.name} goldens", **settings))
+        jobs.append(GateJob(kind=CheckKind.TRUTH, name=f"{family.name} truth", **settings))
     return jobs
 
 

@@ -19,6 +19,7 @@ class CheckKind(StrEnum):
     SUITE = "suite"  # concurrent against alone, one family and layout
     SPLIT = "split"  # the same on a chain of stages
     GOLDEN = "golden"  # outputs are those on record
+    TRUTH = "truth"  # answers are right, up to what rounding can do
     POLICIES = "policies"  # every policy keeps its promises
     MUTANTS = "mutants"  # every planted fault is noticed
 

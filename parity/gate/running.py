@@ -26,6 +26,7 @@ OnCheck = Callable[[GateCheck, int, int], None]
 TESTS: dict[CheckKind, tuple[str, str]] = {
     CheckKind.SUITE: ("tests/families/test_concurrent_parity.py", "test_concurrent_parity"),
     CheckKind.GOLDEN: ("tests/families/test_golden.py", "test_outputs_are_the_golden_ones"),
+    CheckKind.TRUTH: ("tests/families/test_truth.py", "test_tiny_model_is_right"),
     CheckKind.SPLIT: ("tests/families/test_stages.py", "test_concurrent_parity_across_stages"),
     CheckKind.MUTANTS: ("tests/selftest/test_mutants.py", "test_exact_engine_mutant_is_killed"),
     CheckKind.POLICIES: ("tests/scheduler/policies/test_fairness.py", ""),
@@ -96,6 +97,7 @@ def by_cost(jobs: list[GateJob]) -> list[GateJob]:
         CheckKind.MUTANTS: 0,
         CheckKind.SUITE: 1,
         CheckKind.POLICIES: 0,
+        CheckKind.TRUTH: 2,
         CheckKind.SPLIT: 3,
         CheckKind.GOLDEN: 4,
     }

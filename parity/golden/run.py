@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from parity.checkers.identity import first_difference
+from parity.reference import Weights, load_weights, run_reference
 from parity.run.explain import explain_outcome
 from parity.golden.cases import (MAX_TOKENS, PLANS, GoldenMode, ModePlan, golden_case)
 from parity.golden.record import (Golden, GoldenProvenance, GoldenSession)
@@ -120,7 +123,30 @@ def run_golden_here(arguments: dict[str, Any]) -> dict[str, Any]:
         )
     reached = outcome.verdict_for(Tier(arguments["tier"])) is Verdict.PASS
     problems = [] if reached else [explain_outcome(outcome)]
+    picked = [session["tokens"] for session in sessions]
+    problems += check_tokens_are_right(load_weights(file.path), tokens, picked)
     return {"model": file.sha256, "sessions": sessions, "problems": problems, "marks": dict(outcome.marks)}
+
+
+def check_tokens_are_right(
+    weights: Weights, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+) -> list[str]:
+    """A line for each session in which the float64 reference picks another token than the engine.
+
+    Prompts are searched for large margins, so that not even a tie is let through.
+    """
+    problems = []
+    for session, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        logits = run_reference(weights, [*prompt, *answer[:-1]]).logits[len(prompt) - 1 :]
+        picked = logits.argmax(axis=-1).tolist()
+        step = first_difference(picked, list(answer))
+        if step < len(picked):
+            gap = logits[step, picked[step]] - logits[step, answer[step]]
+            problems.append(
+                f"session {session}: the float64 reference picks token {picked[step]} where generated token "
+                f"{step} is {answer[step]}, {gap:.2g} below it"
+            )
+    return problems
 
 
 # -- searching prompts

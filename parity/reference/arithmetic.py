@@ -64,8 +64,9 @@ class Arithmetic:
         """``value``, shaken by one ulp of ``size`` (of itself if None)."""
         if self._stream is None:
             return value
-        signs = self._stream.integers(0, 2, value.shape, dtype=np.int8) * 2.0 - 1.0
-        return value + signs * ULP * (value if size is None else size)
+        moved = np.copysign(ULP, self._stream.random(value.shape) - 0.5)
+        moved *= value if size is None else size
+        return value + moved
 
     def settle_sum(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """``left @ right``; shaken by one ulp of the sum of its terms' sizes, since a sum that cancels keeps

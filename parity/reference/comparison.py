@@ -27,7 +27,7 @@ from parity.reference.weights import Weights
 SHAKEN_RUNS = 3
 SAMPLES_APART = 2.0  # engine and reference are one sample each of what rounding may do
 MAX_RESOLVED_TIES = 8
-MAX_EARLIER_TIES = 32
+MAX_EARLIER_TIES = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,17 +204,24 @@ def _explaining_tie(
     """The tie that explains ``row``, the first row beyond its bound; None if none does.
 
     Other experts show first in their own token's row, so its ties are tried first, then those of the tokens
-    before it, the nearest first. A tie explains if it brings ``row`` within half of how far it is off and no
-    row before it beyond its bound.
+    before it, the nearest first. A tie of its own explains if it brings ``row`` within half of how far it is
+    off (another may bring it the rest of the way), an earlier one if it brings it within its bound; and no
+    row before it may go beyond its bound.
     """
+    head = list(tokens[: row + 1])
+
+    def errors(tried: Choices) -> np.ndarray:
+        return rms(found[: row + 1] - run_reference(weights, head, Arithmetic(kernel), tried).logits)
+
+    off = errors(choices)[row]
+    if off <= expected.bound[row]:
+        return None  # right if nothing came after it, so no choice of experts is what is wrong
     own = [tie for tie in expected.ties if tie.position == row]
-    before = [tie for tie in reversed(expected.ties) if tie.position < row]
-    for group in (own, before[:MAX_EARLIER_TIES]):
-        best, best_error = None, rms(found[row] - expected.logits[row]) / 2
+    before = [tie for tie in reversed(expected.ties) if tie.position < row][:MAX_EARLIER_TIES]
+    for group, wanted in ((own, max(off / 2, expected.bound[row])), (before, expected.bound[row])):
+        best, best_error = None, wanted
         for tie in group:
-            tried = {**choices, (tie.layer, tie.position): tie.other}
-            logits = run_reference(weights, list(tokens[: row + 1]), Arithmetic(kernel), tried).logits
-            error = rms(found[: row + 1] - logits)
+            error = errors({**choices, (tie.layer, tie.position): tie.other})
             if error[row] < best_error and (error[:row] <= expected.bound[:row]).all():
                 best, best_error = tie, error[row]
         if best is not None:

@@ -208,7 +208,8 @@ def row_kernel(f: Forward, scores: np.ndarray, value: np.ndarray, seen: np.ndarr
     total = np.zeros((n_head, n_query))
     sums = np.zeros((n_head, n_query, value.shape[-1]))
     for cell in range(n_key):
-        rows = np.flatnonzero(seen[:, cell])
+        seeing = np.flatnonzero(seen[:, cell])
+        rows = slice(seeing[0], seeing[-1] + 1)  # who sees a cell is one range, also with a window
         score, old = scores[:, rows, cell], top[:, rows]
         new = np.maximum(score, old)
         shrink, grow = np.exp(old - new), np.exp(score - new)

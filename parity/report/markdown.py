@@ -38,8 +38,8 @@ def _family_table(result: GateResult) -> list[str]:
         return []
     layouts = [layout.value for layout in Layout]
     lines = [
-        "| family | required | " + " | ".join(layouts) + " | splits | goldens |",
-        "|---" * (4 + len(layouts)) + "|",
+        "| family | required | " + " | ".join(layouts) + " | splits | goldens | right |",
+        "|---" * (5 + len(layouts)) + "|",
     ]
     for family in result.options.families:
         checks = result.of_family(family)
@@ -48,7 +48,8 @@ def _family_table(result: GateResult) -> list[str]:
             for layout in layouts
         ]
         cells += [
-            _cell([c for c in checks if c.kind is kind]) for kind in (CheckKind.SPLIT, CheckKind.GOLDEN)
+            _cell([c for c in checks if c.kind is kind])
+            for kind in (CheckKind.SPLIT, CheckKind.GOLDEN, CheckKind.TRUTH)
         ]
         lines.append(f"| {family} | {result.options.tier_of(family).value} | " + " | ".join(cells) + " |")
     return lines

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from parity.engines.llama import ContextSettings, LlamaContext, LlamaModel
-from parity.engines.numerics import ROW, ROW_KERNEL_ROWS, NumericsProfile
+from parity.engines.numerics import ROW_KERNEL_ROWS, NumericsProfile
 from parity.models import resolve_model
+from parity.models.facts import read_header
 from parity.models.families import load_family
 from parity.processes import shared_worker
 from parity.records import Verdict
@@ -28,6 +29,7 @@ from parity.run.profiles import profile_of
 
 PROMPT_TOKENS = (1, 7, 33, 100, 250)
 FLOAT_TYPES = {"F32", "F16", "BF16"}
+AS_STORED = NumericsProfile(name="row, weights as stored", use_extra_bufts=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,16 @@ class Distance:
         if self.worst_of_bound is None:
             return Verdict.UNKNOWN
         return Verdict.FAIL if self.beyond else Verdict.PASS
+
+    @property
+    def text(self) -> str:
+        """One line for a report."""
+        bound = "" if self.worst_of_bound is None else f", at most {self.worst_of_bound:.2f} of its bound"
+        bits = "same" if self.same_bits else "other"
+        return (
+            f"{self.way}: {bits} bits in other chunks; {self.rms:.1e} of the deviation from the truth{bound};"
+            f" another token at {self.other_tokens} of {self.positions} positions"
+        )
 
 
 def reference_prompt(n_tokens: int, n_vocab: int) -> tuple[int, ...]:
@@ -155,11 +167,10 @@ def answers_alone(
     """llama.cpp's logits of every position, each prompt alone, in a worker process: float32 [tokens,
     n_vocab].
 
-    ``path``: a file to load instead of the model's own.
+    ``path``: a file to load instead of the model's own, its weights as they are stored.
     """
     file = resolve_model(model)
-    weights_types = load_types(file.path)
-    profile = ROW if weights_types <= FLOAT_TYPES else profile_of(model).profile
+    profile = profile_of(model).profile if path is None and not is_float(file.path) else AS_STORED
     rows = shared_worker(profile.environment).call(
         "parity.suites.truth:answers_here",
         {
@@ -177,11 +188,9 @@ def answers_alone(
     ]
 
 
-def load_types(path: Path) -> set[str]:
-    """Names of the tensors' types."""
-    from parity.models.facts import read_header
-
-    return {tensor.type.name for tensor in read_header(path).tensors}
+def is_float(path: Path) -> bool:
+    """Are all weights floats? Then there is one numerics profile, and no self-test."""
+    return {tensor.type.name for tensor in read_header(path).tensors} <= FLOAT_TYPES
 
 
 def answers_here(arguments: dict[str, Any]) -> list[str]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from parity.engines.llama import quantise_model
 from parity.golden.cases import GoldenMode, golden_path
 from parity.golden.record import MIN_MARGIN, Golden
 from parity.models import resolve_model
@@ -14,7 +17,8 @@ from parity.models.vocabulary import BOS
 from parity.plugin import family_params
 from parity.records import Verdict
 from parity.reference import load_weights, run_reference
-from parity.suites.truth import PROMPT_TOKENS, measure_distances
+from parity.reference.comparison import compare_with_reference
+from parity.suites.truth import PROMPT_TOKENS, WAYS, answers_alone, measure_distances, reference_prompt
 
 SHORTER = (1, 7, 33, 100)
 FAMILIES = load_families()
@@ -38,7 +42,7 @@ def check_right(model: str, ways: tuple[str, ...], prompt_tokens: tuple[int, ...
 
 
 @pytest.mark.parametrize("family", family_params())
-def test_tiny_model_is_right_with_flash_attention_off_and_in_the_row_kernel(family: str) -> None:
+def test_tiny_model_is_right(family: str) -> None:
     check_right(family, ("plain", "unified"), PROMPT_TOKENS)
 
 
@@ -53,7 +57,7 @@ def test_variant_model_is_right_with_half_cells(model: str) -> None:
     check_right(model, ("streams", "unified"), SHORTER)
 
 
-@pytest.mark.parametrize("family", family_params())
+@pytest.mark.parametrize("family", family_params("llama", "gemma2"))
 def test_half_cells_are_further_from_the_truth_than_float32_ones(family: str) -> None:
     plain, streams = measure_distances(family, ways=("plain", "streams"), prompt_tokens=(33,))
     assert streams.rms > 2 * plain.rms
@@ -88,3 +92,19 @@ def test_quantised_model_is_right_by_its_own_weights(family: str, file_type: str
         f"{family}:{file_type}", ways=("plain", "unified"), prompt_tokens=SHORTER
     ):
         assert distance.verdict is Verdict.PASS, (distance.way, distance.beyond)
+
+
+@pytest.mark.quantised
+@pytest.mark.parametrize("file_type", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("model", variant_params())
+def test_quantised_variant_is_right_by_its_own_weights(model: str, file_type: str, tmp_path: Path) -> None:
+    path = tmp_path / "quantised.gguf"
+    quantise_model(resolve_model(model).path, path, int(FILE_TYPES[file_type]), 1)
+    weights = load_weights(path)
+    assert any(tensor.kind == file_type.upper() for tensor in weights.tensors.values())
+    prompts = [reference_prompt(count, 256) for count in SHORTER]
+    for way in (WAYS["plain"], WAYS["unified"]):
+        answers = answers_alone(model, way, prompts, chunk_rows=way.chunks[0], path=path)
+        for prompt, found in zip(prompts, answers, strict=True):
+            compared = compare_with_reference(weights, prompt, found, way.kernel)
+            assert compared.is_right, (way.name, len(prompt), compared.beyond, compared.wrong_tokens)

@@ -43,6 +43,7 @@ def test_whole_gate_covers_every_family_layout_and_split() -> None:
     assert suites == {(name, layout) for name in FAMILIES for layout in ("unified", "streams", "stock")}
     assert {job.family for job in jobs if job.kind is CheckKind.SPLIT} == set(FAMILIES)
     assert {job.family for job in jobs if job.kind is CheckKind.GOLDEN} == set(FAMILIES)
+    assert {job.family for job in jobs if job.kind is CheckKind.TRUTH} == set(FAMILIES)
     assert [job.name for job in jobs if not job.family] == ["policies", "mutants"]
     assert not unknown(decided)
     assert digests.keys() == set(FAMILIES)
@@ -122,5 +123,6 @@ def test_kinds_that_are_left_out_are_unknown_so_that_a_part_never_passes() -> No
     jobs, decided, _ = plan_gate(options("llama", only=(CheckKind.SUITE,)))
     assert {job.kind for job in jobs} == {CheckKind.SUITE}
     assert unknown(decided) == {
-        f"{kind} left out": f"--only leaves {kind} out" for kind in ("split", "golden", "policies", "mutants")
+        f"{kind} left out": f"--only leaves {kind} out"
+        for kind in ("split", "golden", "truth", "policies", "mutants")
     }

@@ -42,7 +42,7 @@ def test_float32_cells_are_cast_to_float16_for_flash_attention(monkeypatch: pyte
 
     for family in ("llama", "deepseek2", "gemma2", "falcon_h1", "qwen3next"):
         arguments = {"shadow": False, "prompts": [list(PROMPT)], "chunk_rows": 20}
-        arguments |= {"path": str(truth.resolve_model(family).path), "profile": truth.ROW.to_json()}
+        arguments |= {"path": str(truth.resolve_model(family).path), "profile": truth.AS_STORED.to_json()}
         half = truth.answers_here({**arguments, "way": "unified"})
         monkeypatch.setitem(WAYS, "wide", replace(WAYS["unified"], name="wide", kv_type="f32"))
         assert truth.answers_here({**arguments, "way": "wide"}) == half, family
