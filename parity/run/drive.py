@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from parity.checkers.conservation import check_conservation
+from parity.checkers.ends import ENGINE_FAULTS
 from parity.history import Run, TraceStep, session_index
 from parity.records import Case, Fault, FaultKind
 from scheduler.engine import Engine, EngineFailure
@@ -91,7 +92,7 @@ class Driver:
     def _one_step(self) -> None:
         faults = self._faults.get(self._step, ())
         for fault in faults:
-            if not fault.in_flight:
+            if not fault.in_flight and fault.kind not in ENGINE_FAULTS:
                 self._fire(fault)
         self._execute(faults)
         if self.memory is not None:
@@ -100,6 +101,10 @@ class Driver:
     def _execute(self, faults: Sequence[Fault]) -> None:
         now_ms = self.now_ms
         flight = self.scheduler.begin(now_ms)
+        for fault in faults:
+            # In a step without rows the engine is not asked; armed, it would fail some later step or run.
+            if not fault.in_flight and fault.kind in ENGINE_FAULTS and flight.plan.chunks:
+                self._fire(fault)
         try:
             result = self.engine.execute(flight.plan, flight.batch, now_ms) if flight.plan.chunks else None
         except EngineFailure as failure:
