@@ -7,7 +7,7 @@ from typing import Any
 import jinja2
 import jinja2.sandbox
 
-from parity.serve.requests import BadRequest, is_token
+from parity.serve.requests import BadRequest, is_token, shown
 from parity.serve.served_model import ServedModel
 
 # Used when a model has no template: each message is a line that names its speaker, and the answer is the next
@@ -68,6 +68,9 @@ class Prompts:
 def _message(item: Any) -> dict[str, str]:
     if not isinstance(item, dict) or item.get("role") not in ROLES:
         raise BadRequest(f"a message needs a role, one of {', '.join(ROLES)}", parameter="messages")
+    for name, value in item.items():
+        if name not in ("role", "content") and value is not None:
+            raise BadRequest(f"{shown(name)} of a message is not supported", parameter="messages")
     content = item.get("content")
     if isinstance(content, list):
         parts = [
