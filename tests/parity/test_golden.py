@@ -4,13 +4,18 @@ touches another family's files.
 
 from __future__ import annotations
 
+import functools
+import json
+import operator
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +51,67 @@ def with_session(golden: Golden, **changes) -> Golden:
 def test_golden_reads_what_it_writes() -> None:
     assert Golden.from_text(GOLDEN.to_text(), where="x") == GOLDEN
     assert '"tokens": [5, 6, 7]' in GOLDEN.to_text()  # a list a line, for readable diffs
+
+
+def leaves(data: Any, path: tuple = ()) -> Iterator[tuple]:
+    """Paths of all values below ``data`` that are no containers."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        if not isinstance(value, dict | list):
+            yield (*path, key)
+        yield from leaves(value, (*path, key))
+
+
+def other(value: Any) -> Any:
+    """A value of the same type, near by."""
+    if isinstance(value, str):
+        return value[:-1] + ("0" if value[-1:] != "0" else "1")
+    return value + 1 if isinstance(value, int) else value * 1.01
+
+
+@pytest.mark.parametrize("mode", [mode.value for mode in GoldenMode])
+def test_every_edit_of_a_field_is_noticed(mode: str) -> None:
+    text = golden_path("llama", GoldenMode(mode)).read_text(encoding="utf-8")
+    data = json.loads(text)
+    paths = list(leaves(data))
+    assert len(paths) > 30 and ("provenance", "cpu") in paths and ("digest",) in paths
+    for path in paths:
+        changed = json.loads(text)
+        *outer, last = path
+        inner = functools.reduce(operator.getitem, outer, changed)
+        inner[last] = other(inner[last])
+        for edited in (json.dumps(changed, indent=1, ensure_ascii=False), in_place(text, changed)):
+            with pytest.raises(UsageError, match="golden cannot be read"):
+                Golden.from_text(edited, where="x")
+
+
+def in_place(text: str, changed: dict) -> str:
+    """The changed data in the form of a golden's file, with the digest that it says it has."""
+    written = LIST.sub(
+        lambda m: "[" + re.sub(r"\s*\n\s*", " ", m[1]) + "]", json.dumps(changed, indent=1, ensure_ascii=False)
+    )
+    assert written.splitlines()[1] == text.splitlines()[1] or changed["format"] != 1
+    return written + "\n"
+
+
+LIST = re.compile(r"\[\s+([^\[\]{}]*?)\s+\]")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text + "\n",
+        lambda text: text.replace('"format": 1', '"format":  1'),
+        lambda text: text.replace('"mode": "short"', '"mode": "long", "mode": "short"'),
+        lambda text: text.replace('"margin": 0.4375', '"margin": 0.43750000001'),
+    ],
+)
+def test_other_form_of_the_same_golden_is_refused(edit) -> None:
+    edited = edit(GOLDEN.to_text())
+    assert edited != GOLDEN.to_text()
+    with pytest.raises(UsageError, match="golden cannot be read"):
+        Golden.from_text(edited, where="x")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "family": "x"}'])
