@@ -1,4 +1,4 @@
-"""The one kind of error that bad input raises, and the exit codes of every command."""
+"""Errors that cost one line, bad input and output that cannot be written, and the exit codes of commands."""
 
 from __future__ import annotations
 
@@ -13,14 +13,11 @@ class ExitCode(IntEnum):
     UNKNOWN = 2
     USAGE = 64  # EX_USAGE of sysexits.h
     INTERNAL = 70  # EX_SOFTWARE of sysexits.h
+    OUTPUT = 74  # EX_IOERR of sysexits.h
 
 
-class UsageError(Exception):
-    """Bad input: printed as one line (what, where, why, what to do), exit code 64.
-
-    ``what`` names the thing that is wrong, ``where`` the file, flag or variable, ``why``
-    the reason, ``todo`` the remedy.
-    """
+class OneLine(Exception):
+    """An error that is told in one line: what, where, why, what to do."""
 
     def __init__(self, what: str, *, where: str = "", why: str = "", todo: str = "") -> None:
         self.what, self.where, self.why, self.todo = what, where, why, todo
@@ -36,3 +33,15 @@ class UsageError(Exception):
         if self.todo:
             text += f"; {self.todo}"
         return " ".join(text.split())
+
+
+class OutputError(OneLine):
+    """A result that cannot be written where it was wanted: exit code 74, whatever the verdict was."""
+
+
+class UsageError(OneLine):
+    """Bad input: printed as one line (what, where, why, what to do), exit code 64.
+
+    ``what`` names the thing that is wrong, ``where`` the file, flag or variable, ``why``
+    the reason, ``todo`` the remedy.
+    """

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from parity.cases.strategies import tokens_of
 from parity.checkers.giving_way import preemptions_of
 from parity.errors import UsageError
-from parity.records import Case, Fault, FaultKind, Outcome, Session, Verdict
+from parity.records import Case, Fault, FaultKind, Outcome, Session, Verdict, broken_outcome
 from parity.run.judge import judge
-from parity.run.runner import ExactSystem, broken_outcome, replay
+from parity.run.runner import ExactSystem, replay
 from scheduler.limits import Layout
 from scheduler.policies import policy_names
 from scheduler.records import ServiceLevel

@@ -6,19 +6,90 @@ import hashlib
 from pathlib import Path
 
 from parity.errors import UsageError
+from parity.models import resolve_model
+from parity.models.catalogue import MID_FROM
+from parity.models.facts import read_facts
+from parity.models.families import Family, RowSource, load_families
 from parity.records import Case
+from parity.schemas import load_checked_json
 from parity.store import save_text
+
+MAX_FILE_BYTES = 32 << 20
+MAX_WORK_TOKENS = 2_000_000  # prompts and outputs of all sessions: hours, even for a small model
 
 
 def load_case(path: Path) -> Case:
     """The case in a file (UTF-8). Raises ``UsageError`` that names the file and what is wrong."""
     try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise OSError(f"it has more than {MAX_FILE_BYTES} bytes")
+        if not path.is_file():
+            raise OSError("it is no file")
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # the second: not UTF-8, or a name that holds a null
         raise UsageError(
             "case file cannot be read", where=str(path), why=str(error), todo="name a case file"
         ) from error
-    return Case.from_json(text, where=str(path))
+    return read_case(text, where=str(path))
+
+
+def read_case(text: str, *, where: str) -> Case:
+    """The case in a text from outside: by the schema, and as far as one value must fit another. Raises
+    ``UsageError``.
+    """
+    load_checked_json(text, schema="case", where=where)
+    case = Case.from_json(text, where=where)
+    work = sum(len(session.prompt) + session.max_tokens for session in case.sessions)
+    if work > MAX_WORK_TOKENS:
+        raise UsageError(
+            f"case of {work} tokens", where=where, why=f"prompts and outputs may have {MAX_WORK_TOKENS}"
+        )
+    for fault in case.faults:
+        if fault.session >= len(case.sessions):
+            raise UsageError(
+                f"fault of session {fault.session}", where=where, why=f"there are {len(case.sessions)}"
+            )
+    families = load_families()
+    if case.family not in families:
+        raise UsageError(
+            f"unknown family {case.family!r}", where=where, why=f"families are {', '.join(families)}"
+        )
+    check_model(case, families[case.family], where=where)
+    return case
+
+
+def check_model(case: Case, family: Family, *, where: str) -> None:
+    """The model must be one of the family's, and know every token. Raises ``UsageError``."""
+    own = family_of(case.model)
+    if own is not None and own.name != family.name:
+        raise UsageError(
+            f"case of family {family.name}",
+            where=where,
+            why=f"its model {case.model} is of family {own.name}",
+        )
+    row = family.rows.get(case.model.partition(":")[2] or "tiny")
+    if own is None or row is not None and row.source is not RowSource.GENERATED:
+        return  # a file from elsewhere: its vocabulary is known when it is opened
+    n_vocab = read_facts(resolve_model(family.name).path).n_vocab
+    for index, session in enumerate(case.sessions):
+        for token in (*session.prompt, *session.stop_token_ids):
+            if token >= n_vocab:
+                raise UsageError(
+                    f"token {token} of session {index}", where=where, why=f"{case.model} knows {n_vocab}"
+                )
+
+
+def family_of(model: str) -> Family | None:
+    """The family that a model specification names; None where only the model's file says it."""
+    families = load_families()
+    if Path(model).is_file():
+        return families[resolve_model(model).family]
+    head = model.partition(":")[0]
+    if head == MID_FROM:
+        return families["llama"]
+    if head in families:
+        return families[head]
+    return next((family for family in families.values() if model in family.rows), None)
 
 
 def save_failing_case(case: Case, folder: Path, *, stderr: str = "") -> Path:

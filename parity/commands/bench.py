@@ -21,6 +21,7 @@ from parity.bench.summary import METRICS, Goodput
 from parity.bench.sweep import Point, SweepOptions, csv_text, run_sweep
 from parity.bench.workload import MIXES, Lengths, PrefixShape, Workload
 from parity.errors import ExitCode, UsageError
+from parity.outputs import check_output_folder
 from parity.run.profiles import provenance_line
 from parity.serve.options import engine_options, settings_from, telemetry_option
 from parity.serve.served_model import EngineSettings, open_served
@@ -102,6 +103,8 @@ def command(
     Exit code 0: every request was served, 1: some failed, and the numbers are those of the others, 2:
     at some point none was served.
     """
+    if save_result:
+        check_output_folder(result_dir)
     points = make_points(options)
     settings = settings_from(model, {name: options[name] for name in ENGINE_NAMES})
     most = max(point.concurrency or point.max_concurrency or settings.max_num_seqs for point in points)

@@ -21,11 +21,11 @@ from parity.commands import check_endpoint
 from parity.errors import ExitCode, UsageError
 from parity.models import resolve_model
 from parity.models.families import family_names, load_family
+from parity.outputs import OUTPUT_FILE, save_output
 from parity.processes import process_pool
 from parity.records import Tier, Verdict
 from parity.run.profiles import profile_of, provenance, provenance_line
 from parity.run.under_test import Brought, brought_options
-from parity.store import save_text
 from parity.suites.suite import SuiteResult, run_suite
 from scheduler.limits import Layout
 from scheduler.policies import policy_names
@@ -68,9 +68,7 @@ from scheduler.policies import policy_names
 @brought_options
 @click.option("--seed", type=int, help="Explore other cases than the derandomised default.")
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(min=1), help="Processes.")
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here."
-)
+@click.option("--json", "json_path", type=OUTPUT_FILE, help="Write the result here.")
 @click.option(
     "--endpoint",
     metavar="URL",
@@ -128,7 +126,7 @@ def command(
             )
     seconds = round(monotonic() - started, 1)
     if json_path is not None:
-        save_text(json_path, json.dumps(report_data(results, verdict, seconds, seed), indent=1) + "\n")
+        save_output(json_path, json.dumps(report_data(results, verdict, seconds, seed), indent=1) + "\n")
     click.echo(f"verdict: {verdict.value} ({sum(r.sessions for r in results)} sessions, {seconds} s)")
     return verdict.exit_code
 

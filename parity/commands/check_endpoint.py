@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from parity.endpoint.check import EndpointOptions, check_endpoint, summary_lines
 from parity.errors import ExitCode
+from parity.outputs import OUTPUT_FILE, save_output
 from parity.records import Tier
-from parity.store import save_text
 
 _AT_LEAST_ONE = click.IntRange(1)
 
@@ -55,12 +55,10 @@ _AT_LEAST_ONE = click.IntRange(1)
 @click.option("--chat", is_flag=True, help="Ask /v1/chat/completions.")
 @click.option(
     "--results",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT_FILE,
     help="Keep answers here as JSON lines and go on from there after an interruption.",
 )
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here."
-)
+@click.option("--json", "json_path", type=OUTPUT_FILE, help="Write the report here.")
 def command(url: str, model: str, tier: str | None, json_path: Path | None, **options) -> ExitCode:
     """Ask the server at URL every prompt alone, twice, then all at once, and compare.
 
@@ -79,5 +77,5 @@ def command(url: str, model: str, tier: str | None, json_path: Path | None, **op
         click.echo(line)
     click.echo(f"verdict: {verdict.value} (tier {report['tier']})")
     if json_path is not None:
-        save_text(json_path, json.dumps(report, indent=1) + "\n")
+        save_output(json_path, json.dumps(report, indent=1) + "\n")
     return verdict.exit_code

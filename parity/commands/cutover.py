@@ -17,10 +17,10 @@ from parity.bench.summary import Goodput
 from parity.errors import ExitCode, UsageError
 from parity.models import resolve_model
 from parity.models.families import family_names
+from parity.outputs import OUTPUT_FILE, save_output
 from parity.records import Verdict
 from parity.run.profiles import provenance_line
 from parity.serve.options import settings_from, shared_engine_options
-from parity.store import save_text
 from parity.suites.suite import run_suite
 from scheduler.limits import Layout
 
@@ -84,9 +84,7 @@ _RATIO = click.FloatRange(0)
     help="cpu: this thread's CPU time, for a busy machine; with --threads 1.",
 )
 @click.option("--seed", default=0, show_default=True)
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows here."
-)
+@click.option("--json", "json_path", type=OUTPUT_FILE, help="Write the rows here.")
 def command(
     models: tuple[str, ...],
     check_sessions: int,
@@ -136,7 +134,7 @@ def command(
             "verdicts": {model: verdict.value for model, verdict in verdicts.items()},
             "rows": [{**asdict(row), "verdict": row.verdict.value} for row in rows],
         }
-        save_text(json_path, json.dumps(data, indent=1) + "\n")
+        save_output(json_path, json.dumps(data, indent=1) + "\n")
     merged = Verdict.merge(verdicts.values())
     click.echo(f"verdict: {merged.value}")
     return merged.exit_code

@@ -31,8 +31,8 @@ from parity.cases.shrink import fault_signature
 from parity.checkers.marks import MARKS
 from parity.errors import ExitCode, UsageError
 from parity.models.families import load_families, load_family
+from parity.outputs import OUTPUT_FILE, OUTPUT_FOLDER, save_output
 from parity.records import Verdict
-from parity.store import save_text
 from scheduler.limits import Layout
 from scheduler.policies import policy_names
 
@@ -84,13 +84,13 @@ REGRESSIONS = Path("tests") / "regressions"
 )
 @click.option(
     "--database",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     metavar="DIR",
     help="Hypothesis database of failing cases: they run first, and new ones are added.",
 )
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     default=REGRESSIONS,
     show_default=True,
     help="Where shrunk failing cases are stored.",
@@ -98,7 +98,7 @@ REGRESSIONS = Path("tests") / "regressions"
 @click.option(
     "--json",
     "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT_FILE,
     metavar="OUT",
     help="Write totals.",
 )
@@ -147,7 +147,7 @@ def command(
         for found in tally.found.values():
             open_database(database).save(DATABASE_KEY, found.case.to_json().encode())
     if json_path is not None:
-        save_text(json_path, json.dumps({"seed": seed, "shard": shard, **tally.to_data()}, indent=1) + "\n")
+        save_output(json_path, json.dumps({"seed": seed, "shard": shard, **tally.to_data()}, indent=1) + "\n")
     _report(tally)
     if tally.found:
         return ExitCode.FAIL

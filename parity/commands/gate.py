@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from parity.errors import ExitCode
+from parity.errors import ExitCode, OutputError
 from parity.gate.plan import parse_required
 from parity.gate.records import (
     DEFAULT_SESSIONS,
@@ -21,6 +21,7 @@ from parity.gate.records import (
 )
 from parity.gate.running import run_gate
 from parity.models.families import family_names, load_family
+from parity.outputs import OUTPUT_FILE, save_output
 from parity.records import Verdict
 from parity.report.annotations import annotations_of
 from parity.report.data import result_to_json
@@ -29,9 +30,7 @@ from parity.report.html import result_to_html
 from parity.report.junit import result_to_junit
 from parity.report.markdown import result_to_markdown
 from parity.run.profiles import provenance_line
-from parity.store import save_text
 
-OUTPUT = click.Path(dir_okay=False, path_type=Path)
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.UNKNOWN: "yellow"}
 
@@ -73,11 +72,11 @@ COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.UNKNOWN: "yellow"
 @click.option("--seed", type=int, help="Explore other cases than the derandomised default.")
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(min=1), help="Processes.")
 @click.option(
-    "--json", "json_path", type=OUTPUT, help="Write the result here (parity/schemas/gate.schema.json)."
+    "--json", "json_path", type=OUTPUT_FILE, help="Write the result here (parity/schemas/gate.schema.json)."
 )
-@click.option("--junit", "junit_path", type=OUTPUT, help="Write JUnit XML here.")
-@click.option("--markdown", "markdown_path", type=OUTPUT, help="Write a summary here.")
-@click.option("--html", "html_path", type=OUTPUT, help="Write one self-contained page with pictures here.")
+@click.option("--junit", "junit_path", type=OUTPUT_FILE, help="Write JUnit XML here.")
+@click.option("--markdown", "markdown_path", type=OUTPUT_FILE, help="Write a summary here.")
+@click.option("--html", "html_path", type=OUTPUT_FILE, help="Write one page with pictures here.")
 def command(
     families: tuple[str, ...],
     required: tuple[str, ...],
@@ -116,14 +115,14 @@ def command(
     click.echo(provenance_line(seed))
     result = _run_with_progress(options)
     if json_path is not None:
-        save_text(json_path, result_to_json(result))
+        save_output(json_path, result_to_json(result))
     if junit_path is not None:
-        save_text(junit_path, result_to_junit(result))
+        save_output(junit_path, result_to_junit(result))
     summary = result_to_markdown(result)
     if markdown_path is not None:
-        save_text(markdown_path, summary)
+        save_output(markdown_path, summary)
     if html_path is not None:
-        save_text(html_path, result_to_html(result, gather_histories(result)))
+        save_output(html_path, result_to_html(result, gather_histories(result)))
     _tell_github(result, summary)
     counts = ", ".join(f"{result.count(verdict)} {verdict.value}" for verdict in Verdict)
     click.echo(f"verdict: {result.verdict.value} ({counts}, {result.seconds:g} s)")
@@ -163,5 +162,8 @@ def _tell_github(result: GateResult, summary: str) -> None:
         for line in annotations_of(result):
             click.echo(line)
     if path := os.environ.get(SUMMARY_VARIABLE):
-        with open(path, "a", encoding="utf-8") as file:
-            file.write(summary)
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(summary)
+        except OSError as error:
+            raise OutputError("summary cannot be written", where=path, why=error.strerror or "") from error

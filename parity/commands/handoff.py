@@ -23,13 +23,13 @@ from parity.engines.pool import SamplingEngine
 from parity.errors import ExitCode, UsageError
 from parity.models import ModelFile, resolve_model
 from parity.models.families import load_family
+from parity.outputs import OUTPUT_FILE, save_output
 from parity.processes import shared_worker
 from parity.records import Case, Session
 from parity.run.chains import StageChains
 from parity.run.drive import Driver
 from parity.run.profiles import profile_of, provenance_line
 from parity.run.runner import Runner, pool_limits
-from parity.store import save_text
 from parity.suites.suite import pinned_splits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
@@ -70,9 +70,7 @@ class HandoffCost:
 @click.option(
     "--threads", default=1, show_default=True, type=click.IntRange(min=1), help="Threads of every context."
 )
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here."
-)
+@click.option("--json", "json_path", type=OUTPUT_FILE, help="Write the figures here.")
 def command(
     models: tuple[str, ...],
     split: str | None,
@@ -107,7 +105,7 @@ def command(
         f"of {rounds} rounds; ratio: unsplit time divided by this one's"
     )
     if json_path is not None:
-        save_text(json_path, json.dumps([asdict(cost) for cost in costs], indent=1) + "\n")
+        save_output(json_path, json.dumps([asdict(cost) for cost in costs], indent=1) + "\n")
     return ExitCode.PASS
 
 

@@ -18,7 +18,7 @@ from parity.models.families import load_family
 from parity.mutants import all_mutants, find_mutant
 from parity.mutants.records import Mutant, Trial
 from parity.mutants.running import MutantReport, Status, judge_mutants, select_trials
-from parity.store import save_text
+from parity.outputs import OUTPUT_FILE, save_output
 
 
 @click.command()
@@ -26,7 +26,7 @@ from parity.store import save_text
 @click.option(
     "--json",
     "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT_FILE,
     metavar="OUT",
     help="Write totals and every trial as JSON.",
 )
@@ -75,7 +75,7 @@ def command(
         raise UsageError("no mutant to run", where="--family", why=f"none applies to {family}")
     summary = summarise(reports)
     if json_path is not None:
-        save_text(json_path, json.dumps(summary, indent=1) + "\n")
+        save_output(json_path, json.dumps(summary, indent=1) + "\n")
     click.echo(
         f"{summary['killed']} of {summary['total']} killed, {len(summary['survived'])} survived, "
         f"{len(summary['unreached'])} not reached, {len(summary['broken'])} red without the fault; "

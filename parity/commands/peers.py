@@ -17,10 +17,10 @@ from parity.bench import peers
 from parity.bench.clocks import ClockKind, make_clock
 from parity.commands.cutover import whole_numbers
 from parity.errors import ExitCode, UsageError
+from parity.outputs import OUTPUT_FILE, save_output
 from parity.run.profiles import provenance_line
 from parity.serve.options import engine_options, settings_from
 from parity.serve.served_model import EngineSettings, open_served
-from parity.store import save_text
 
 
 @click.command()
@@ -49,9 +49,7 @@ from parity.store import save_text
     help="cpu: this thread's CPU time, for a busy machine; with --threads 1, not for servers.",
 )
 @click.option("--seed", default=0, show_default=True)
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows here."
-)
+@click.option("--json", "json_path", type=OUTPUT_FILE, help="Write the rows here.")
 def command(
     model: str,
     kinds: tuple[str, ...],
@@ -101,7 +99,7 @@ def command(
                 rows += server_rows(settings, works, pairs, llama_server, peer_url, peer_model or model)
     Console(width=150).print(rows_table(rows))
     if json_path is not None:
-        save_text(json_path, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+        save_output(json_path, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     return ExitCode.PASS
 
 

@@ -43,10 +43,11 @@ from parity.telemetry import step_log
 @click.option("--seed", default=0, show_default=True, help="Seed of a request that does not say.")
 @click.option(
     "--drain-timeout",
-    default=None,
+    default=60,
+    show_default=True,
     type=click.IntRange(1),
     metavar="SECONDS",
-    help="After SIGTERM, cancel what still runs after so long; default: never.",
+    help="After SIGTERM, cancel what still runs after so long.",
 )
 @telemetry_option
 def command(
@@ -58,7 +59,7 @@ def command(
     max_body_bytes: int,
     default_max_tokens: int,
     seed: int,
-    drain_timeout: int | None,
+    drain_timeout: int,
     telemetry_path: Path | None,
     **options,
 ) -> ExitCode:

@@ -12,6 +12,7 @@ from parity.errors import ExitCode
 from parity.models import resolve_model
 from parity.models.facts import read_facts
 from parity.models.slice import LayerRange, slice_model
+from parity.outputs import SEEKABLE_FILE
 
 
 @click.command()
@@ -21,7 +22,7 @@ from parity.models.slice import LayerRange, slice_model
     "--out",
     "target",
     required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=SEEKABLE_FILE,
     help="File to write; replaced as a whole or not at all.",
 )
 def command(model: str, layers: str, target: Path) -> ExitCode:
@@ -34,7 +35,7 @@ def command(model: str, layers: str, target: Path) -> ExitCode:
         slice_model(
             source.path,
             chosen,
-            target,
+            target.resolve(),  # a link stays
             report=lambda done, total: progress.update(task, completed=done, total=total),
         )
     kinds = ", ".join(dict.fromkeys(read_facts(target).layers))

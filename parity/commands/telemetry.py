@@ -8,15 +8,13 @@ from pathlib import Path
 import click
 
 from parity.errors import ExitCode, UsageError
-from parity.store import save_bytes
+from parity.outputs import OUTPUT_FILE, save_output
 from parity.telemetry import Totals, plot_steps, read_steps
 
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Picture to write: .png or .svg."
-)
+@click.option("--out", type=OUTPUT_FILE, help="Picture to write: .png or .svg.")
 @click.option("--totals", is_flag=True, help="Print the totals as JSON.")
 def command(file: Path, out: Path | None, totals: bool) -> ExitCode:
     """Read FILE, one step record a line, and plot pool, queues and tokens by kind over steps."""
@@ -29,6 +27,6 @@ def command(file: Path, out: Path | None, totals: bool) -> ExitCode:
             raise UsageError(
                 f"a picture of kind {kind or 'none'!r}", where=str(out), todo="end it in .png or .svg"
             )
-        save_bytes(out, plot_steps(steps, kind=kind))
+        save_output(out, plot_steps(steps, kind=kind))
         click.echo(f"{out}: {len(steps)} steps")
     return ExitCode.PASS

@@ -10,11 +10,11 @@ import click
 from parity.cases.files import load_case
 from parity.cases.policy_options import parse_policy_options, policy_option
 from parity.errors import ExitCode, UsageError
+from parity.outputs import OUTPUT_FILE, save_output
 from parity.records import Case
 from parity.report.history import ENGINES, TraceView, view_of_exact_run, view_of_real_run
 from parity.report.timeline import draw_trace
 from parity.run.runner import check_settings
-from parity.store import save_text
 
 
 @click.command()
@@ -23,7 +23,7 @@ from parity.store import save_text
     "--html",
     "out",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT_FILE,
     metavar="OUT",
     help="Write one self-contained page.",
 )
@@ -44,7 +44,7 @@ def command(
         case = replace(case, policy=policy, policy_options=parse_policy_options(policy, policy_options))
     check_settings(case)
     view = look(case, engine)
-    save_text(out, draw_trace(view))
+    save_output(out, draw_trace(view))
     click.echo(f"{out}: {view.steps} steps of {len(view.lanes)} sessions under {view.policy}, {view.engine}")
     for note in view.notes:
         click.echo(f"  {note}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
@@ -13,6 +14,12 @@ from parity.records import Tier
 
 GOLDEN_FORMAT = 1
 MIN_MARGIN = 0.2  # every generated token's top-1 leads by at least this, in every golden
+
+
+def content_digest(data: dict[str, Any]) -> str:
+    """BLAKE2b, 128 bits, of a golden's data without format and digest, as JSON with sorted keys."""
+    text = json.dumps(data, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +66,15 @@ class Golden:
         return min(session.margin for session in self.sessions)
 
     def to_text(self) -> str:
-        """JSON, one line per list of numbers or digests, so that a diff is read line by line."""
-        data = {"format": GOLDEN_FORMAT, **asdict(self)}
+        """JSON, one line per list of numbers or digests, so that a diff is read line by line.
+
+        ``digest`` is over all the rest: without it a changed provenance would only switch the comparison of
+        logits off. The text is the only form that is read.
+        """
+        data = asdict(self)
         for session in data["sessions"]:
             session["margin"] = float(f"{session['margin']:.6g}")
+        data = {"format": GOLDEN_FORMAT, "digest": content_digest(data), **data}
         text = json.dumps(data, indent=1, ensure_ascii=False)
         return (
             re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: "[" + re.sub(r"\s*\n\s*", " ", m[1]) + "]", text)
@@ -71,18 +83,23 @@ class Golden:
 
     @staticmethod
     def from_text(text: str, *, where: str) -> Golden:
-        """Read what ``to_text`` wrote. Raises ``UsageError``."""
+        """Read what ``to_text`` wrote, to the byte. Raises ``UsageError``."""
         try:
             data = json.loads(text)
             if data.pop("format", None) != GOLDEN_FORMAT:
                 raise ValueError(f"not a golden of format {GOLDEN_FORMAT}")
+            if data.pop("digest", None) != content_digest(data):
+                raise ValueError("its content is not what its digest was made of: it was edited")
             sessions = tuple(
                 GoldenSession(**{**item, "tokens": tuple(item["tokens"]), "digests": tuple(item["digests"])})
                 for item in data["sessions"]
             )
-            return Golden(
+            golden = Golden(
                 **{**data, "sessions": sessions, "provenance": GoldenProvenance(**data["provenance"])}
             )
+            if golden.to_text() != text:
+                raise ValueError("it is not in the form in which it is written: it was edited")
+            return golden
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UsageError(
                 "golden cannot be read",

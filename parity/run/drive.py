@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parity.checkers.conservation import CONSERVATION, Owners, find_losses, owners_of
-from parity.checkers.ends import ENDS, MEMORY
+from parity.checkers.ends import ENDS, ENGINE_FAULTS, MEMORY
 from parity.history import Earlier, Run, TraceStep, session_index
 from parity.records import Case, Fault, FaultKind, Finding
 from scheduler.engine import Engine, EngineFailure
@@ -180,7 +180,7 @@ class Driver:
     def _one_step(self) -> None:
         faults = self._faults.get(self._step, ())
         for fault in faults:
-            if not fault.in_flight:
+            if not fault.in_flight and fault.kind not in ENGINE_FAULTS:
                 self._fire(fault)
         self._execute(faults)
 
@@ -188,6 +188,11 @@ class Driver:
         now_ms = self.now_ms
         flight = self.scheduler.begin(now_ms)
         self._check_memory("admitting and placing")
+
+        for fault in faults:
+            # In a step without rows the engine is not asked; armed, it would fail some later step or run.
+            if not fault.in_flight and fault.kind in ENGINE_FAULTS and flight.plan.chunks:
+                self._fire(fault)
 
         def in_flight() -> None:
             for fault in faults:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +86,62 @@ def load_checked_yaml(path: Path, *, schema: str) -> dict[str, Any]:
         line = f" line {mark.line + 1}" if mark else ""
         why = getattr(error, "problem", None) or str(error)
         raise UsageError("file is not valid YAML", where=f"{path}{line}", why=why[:MAX_WHY_CHARS]) from error
-    validator = jsonschema.Draft202012Validator(load_schema(schema))
+    check_against(content, schema=schema, where=str(path))
+    return content
+
+
+def check_against(content: Any, *, schema: str, where: str) -> None:
+    """Check data against a schema. Raises ``UsageError`` with the key path of the fault that matters most."""
+    validator = STRICT_VALIDATOR(load_schema(schema))
     fault = jsonschema.exceptions.best_match(validator.iter_errors(content))
     if fault is not None:
+        why = fault.message
+        if len(why) > MAX_WHY_CHARS:  # it quotes the value, which may be a megabyte
+            why = f"{why[:MAX_WHY_CHARS]}... must satisfy {fault.validator}"
         raise UsageError(
-            f"{schema} is not valid",
-            where=f"{path} at {key_path(fault)[:MAX_WHY_CHARS]}",
-            why=fault.message
-            if len(fault.message) < MAX_WHY_CHARS
-            else f"{fault.message[:MAX_WHY_CHARS]} ...",
+            f"{schema} is not valid", where=f"{where} at {key_path(fault)[:MAX_WHY_CHARS]}", why=why
         )
+
+
+def load_checked_json(text: str, *, schema: str, where: str) -> Any:
+    """The data of a JSON text that satisfies a schema, without NaN and double keys. Raises ``UsageError``."""
+    try:
+        content = json.loads(text, parse_constant=_no_number, object_pairs_hook=_unique_keys)
+    except (ValueError, RecursionError) as error:
+        why = str(error)[:MAX_WHY_CHARS]
+        raise UsageError(f"{schema} is not JSON", where=where, why=why) from error
+    check_against(content, schema=schema, where=where)
     return content
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"key {twice!r} is given twice")
+    return content
+
+
+def _is_finite(checker: Any, value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_integer(checker: Any, value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+# 1.0 is no integer here, though it is in JSON Schema, and no number is infinite.
+STRICT_TYPES = jsonschema.Draft202012Validator.TYPE_CHECKER.redefine_many(
+    {"number": _is_finite, "integer": _is_integer}
+)
+STRICT_VALIDATOR = jsonschema.validators.extend(jsonschema.Draft202012Validator, type_checker=STRICT_TYPES)
 
 
 def key_path(fault: jsonschema.ValidationError) -> str:

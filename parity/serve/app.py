@@ -66,6 +66,7 @@ class Endpoint:
             self.front.start()
             yield
             await self.front.drain()
+            self.prompts.close()
 
         keyed, post = self._keyed, ["POST"]
         return Starlette(
@@ -146,7 +147,8 @@ class Endpoint:
     async def _generate(self, request: Request, *, is_chat: bool) -> Response:
         self.front.check_open()
         body = await self._body(request)
-        if len(body) > INLINE_BODY_BYTES:  # tokenising a long prompt must not hold up everybody's streams
+        foreign = is_chat and self.prompts.has_own_template  # it may take as long as it is allowed to
+        if len(body) > INLINE_BODY_BYTES or foreign:  # nor may a long prompt hold up everybody's streams
             ask = await asyncio.to_thread(self._read, body, is_chat)
         else:
             ask = self._read(body, is_chat)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -72,9 +73,14 @@ Sink = Callable[[Sequence[Event]], None]
 Watch = Callable[[StepRecord, Totals], None]
 
 
+class EngineBroken(Exception):
+    """The engine raised what no engine may raise: its memory is in doubt and nothing here can mend it."""
+
+
 class EngineThread:
-    """Starts at ``start``; ends after ``Stop``. When the engine is beyond help ``failure`` says why, and the
-    thread stays to say so to every request that is on its way.
+    """Starts at ``start``; ends after ``Stop``. An exception of policy or plan costs what is live: it fails
+    with the reason, and a new scheduler serves what comes. When the engine is beyond help ``failure`` says
+    why, and the thread stays to say so to every request that is on its way.
 
     ``sink`` and ``watch`` are called on this thread, at most once a step.
     """
@@ -108,13 +114,32 @@ class EngineThread:
     def _run(self) -> None:
         try:
             self._scheduler = self.served.make_scheduler(observer=self._observe)
-            while self._take_commands():
-                self._step()
+            while not self._serve_until_stopped():
+                self._scheduler = self.served.make_scheduler(observer=self._observe)
         except Exception as error:  # the thread's boundary: whatever it was, every caller must hear of it
-            self.failure = f"{type(error).__name__}: {error}"
+            is_engine = isinstance(error, EngineBroken)
+            self.failure = str(error) if is_engine else f"{type(error).__name__}: {error}"
             self._fail_all()
         finally:
             self._publish()
+
+    def _serve_until_stopped(self) -> bool:
+        """Serve until it is time to end; False after an exception, whose sessions have been told."""
+        try:
+            while self._take_commands():
+                self._step()
+            return True
+        except EngineBroken:
+            raise
+        except Exception as error:  # a bug in a policy must not end the server for everybody to come
+            traceback.print_exc()
+            reason = f"internal error: {type(error).__name__}: {error}"
+            self._events += [
+                Event(request_id, reason=FinishReason.FAILED, error=reason) for request_id in self._live
+            ]
+            self._live.clear()
+            self._publish()
+            return False
 
     def _fail_all(self) -> None:
         """End what is live, and until ``Stop`` whatever comes: a caller that looked at ``failure`` just
@@ -173,6 +198,8 @@ class EngineThread:
             result = engine.execute(flight.plan, flight.batch, begin_s * 1e3) if flight.plan.chunks else None
         except EngineFailure as failure:
             record = scheduler.fail(failure, monotonic() * 1e3)
+        except Exception as error:
+            raise EngineBroken(f"{type(error).__name__}: {error}") from error
         else:
             landed_s = monotonic()
             record = scheduler.finish(result, landed_s * 1e3)

@@ -5,12 +5,12 @@ it has them, else llama.cpp's.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import click
 
 from parity.cases.policy_options import parse_policy_options, policy_option
+from parity.outputs import OUTPUT_FILE
 from parity.serve.served_model import EngineSettings
 from scheduler.limits import Layout
 
@@ -69,7 +69,7 @@ _OPTIONS = (
 telemetry_option = click.option(
     "--telemetry",
     "telemetry_path",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT_FILE,
     metavar="FILE",
     help="Write a record of every step here, a line each; `parity telemetry FILE` reads it.",
 )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import jinja2
-import jinja2.sandbox
-
-from parity.serve.requests import BadRequest, is_token
+from parity.serve.requests import BadRequest, is_token, shown
 from parity.serve.served_model import ServedModel
+from parity.serve.templates import TemplateRenderer, render
 
 # Used when a model has no template: each message is a line that names its speaker, and the answer is the next
 # line.
@@ -25,14 +23,18 @@ class Prompts:
 
     def __init__(self, served: ServedModel) -> None:
         self._model = model = served.model
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _raise
-        self.has_own_template = served.chat_template is not None
-        self._template = environment.from_string(served.chat_template or PLAIN_TEMPLATE)
+        template = served.chat_template
+        self.has_own_template = template is not None
+        self._renderer = None if template is None else TemplateRenderer(template)
         self._special = {
             "bos_token": model.special_text(model.bos_token),
             "eos_token": model.special_text(model.eos_token),
         }
+
+    def close(self) -> None:
+        """End the process that renders, if there is one."""
+        if self._renderer is not None:
+            self._renderer.close()
 
     def completion(self, data: dict[str, Any]) -> list[int]:
         """``prompt`` as a text, a list of token ids, or a list that holds exactly one of these."""
@@ -53,14 +55,11 @@ class Prompts:
         messages = data.get("messages")
         if not isinstance(messages, list) or not messages:
             raise BadRequest("messages is not a non-empty list", parameter="messages")
-        try:
-            text = self._template.render(
-                messages=[_message(item) for item in messages], add_generation_prompt=True, **self._special
-            )
-        except jinja2.TemplateError as error:
-            raise BadRequest(
-                f"the chat template refuses the messages: {error}", parameter="messages"
-            ) from error
+        chat = [_message(item) for item in messages]
+        if self._renderer is None:
+            text = render(PLAIN_TEMPLATE, chat, self._special)
+        else:
+            text = self._renderer.render(chat, self._special)
         bos = self._special["bos_token"]
         return self._model.tokenize(text, add_special=not (bos and text.startswith(bos)))
 
@@ -68,6 +67,9 @@ class Prompts:
 def _message(item: Any) -> dict[str, str]:
     if not isinstance(item, dict) or item.get("role") not in ROLES:
         raise BadRequest(f"a message needs a role, one of {', '.join(ROLES)}", parameter="messages")
+    for name, value in item.items():
+        if name not in ("role", "content") and value is not None:
+            raise BadRequest(f"{shown(name)} of a message is not supported", parameter="messages")
     content = item.get("content")
     if isinstance(content, list):
         parts = [
@@ -82,7 +84,3 @@ def _message(item: Any) -> dict[str, str]:
             "a message's content is neither a text nor a list of text parts", parameter="messages"
         )
     return {"role": item["role"], "content": content}
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)

@@ -8,28 +8,47 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from scheduler.records import Request, SamplingParams
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from scheduler.records import Request, SamplingParams, ServiceLevel
 
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
-# Parameters that would change the answer and that are not offered: only their neutral values are accepted.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "tools": ([],),
-    "functions": ([],),
-    "response_format": ({"type": "text"},),
+MAX_USER_CHARACTERS = 256
+SHOWN_CHARACTERS = 60  # of a value that is refused: a megabyte is not sent back
+
+# Fields that would change the answer and that are not offered: only their neutral values are accepted.
+NEUTRAL: dict[str, Any] = {
+    "n": 1,
+    "best_of": 1,
+    "echo": False,
+    "suffix": "",
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "logit_bias": {},
+    "min_p": 0,
+    "min_tokens": 0,
+    "tools": [],
+    "functions": [],
+    "tool_choice": "none",
+    "response_format": {"type": "text"},
 }
+# Fields that by their nature change no answer of any server: accepted, whatever they say.
+WITHOUT_EFFECT = frozenset(
+    {
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "parallel_tool_calls",
+        "cache_prompt",
+    }
+)
 
 
 class BadRequest(Exception):
@@ -71,6 +90,7 @@ class Ask:
     is_chat: bool
     client_id: str
     priority: int
+    slo: ServiceLevel = ServiceLevel()
 
     def to_request(self, request_id: str, *, arrival_ms: float) -> Request:
         return Request(
@@ -81,6 +101,7 @@ class Ask:
             client_id=self.client_id,
             priority=self.priority,
             arrival_ms=arrival_ms,
+            slo=self.slo,
             stop_token_ids=self.stop_token_ids,
         )
 
@@ -97,15 +118,151 @@ class AskLimits:
     default_seed: int
 
 
+# -- What is honoured. A field that is not named here is refused by name, unless a table above has it.
+
+Count = Annotated[int, Field(ge=1, le=2**31)]
+Alternatives = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+Milliseconds = Annotated[float, Field(ge=1e-3, le=1e12)]
+
+
+class StreamOptions(BaseModel):
+    """``include_usage`` adds a chunk with the counts at the end of a stream."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    include_usage: bool | None = None
+
+
+class Objectives(BaseModel):
+    """Objectives that a policy is told of: from arrival to first token, and from emission to emission."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    ttft_ms: Milliseconds | None = None
+    tbt_ms: Milliseconds | None = None
+
+
+class SchedulingFields(BaseModel):
+    """What a policy is told of beside prompt and length; no answer depends on it. A lower priority is
+    favoured; ``user`` is the client whose service is counted.
+    """
+
+    user: Annotated[str, Field(max_length=MAX_USER_CHARACTERS)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=2**31)] | None = None
+    slo: Objectives | None = None
+
+
+class SharedFields(SchedulingFields):
+    """Fields of both kinds of generation; null is the same as absent."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    model: str | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63)] | None = None
+    stop: Annotated[Any, AfterValidator(lambda value: _stops(value))] = None
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+
+
+class CompletionFields(SharedFields):
+    """Fields of /v1/completions; ``prompt`` is checked where it is tokenised."""
+
+    prompt: Any = None
+    logprobs: Annotated[
+        Alternatives | None, BeforeValidator(lambda given: None if given is False else given)
+    ] = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def wanted_tokens(self) -> tuple[str, int | None]:
+        return "max_tokens", self.max_tokens
+
+
+class ChatFields(SharedFields):
+    """Fields of /v1/chat/completions; ``messages`` are checked where they are rendered."""
+
+    messages: Any = None
+    logprobs: bool | None = None
+    top_logprobs: Alternatives | None = None
+    max_completion_tokens: Count | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        if not self.logprobs:
+            if self.top_logprobs:
+                raise BadRequest("top_logprobs needs logprobs", parameter="top_logprobs")
+            return None
+        return self.top_logprobs or 0
+
+    @property
+    def wanted_tokens(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is None:
+            return "max_tokens", self.max_tokens
+        if self.max_tokens not in (None, self.max_completion_tokens):
+            raise BadRequest(
+                f"max_tokens={self.max_tokens} and max_completion_tokens={self.max_completion_tokens} differ",
+                parameter="max_tokens",
+            )
+        return "max_completion_tokens", self.max_completion_tokens
+
+
 def parse_json(body: bytes) -> dict[str, Any]:
-    """The body as an object. Raises ``BadRequest``."""
+    """The body as an object of Unicode text and finite numbers. Raises ``BadRequest``."""
     try:
-        data = json.loads(body)
+        data = json.loads(body, parse_constant=_no_number)
+        if b"\\u" in body:  # an escape can spell half a character, which no encoder takes
+            json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadRequest("the body holds a lone surrogate, which is no character") from None
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
+        raise BadRequest(f"the body is not JSON: {shown(error)}") from error
     if not isinstance(data, dict):
         raise BadRequest("the body is not a JSON object")
     return data
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def shown(value: Any) -> str:
+    """A refused value as it is sent back: cut off where it is long."""
+    text = str(value) if isinstance(value, Exception) else repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}... ({len(text)} characters)"
+
+
+def read_fields(data: dict[str, Any], *, is_chat: bool) -> CompletionFields | ChatFields:
+    """The fields by type and range; every one that is not honoured is refused. Raises ``BadRequest``."""
+    try:
+        fields = (ChatFields if is_chat else CompletionFields).model_validate(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(part for part in first["loc"] if isinstance(part, str))[:SHOWN_CHARACTERS]
+        raise BadRequest(f"{name}={shown(first['input'])}: {first['msg']}", parameter=name) from error
+    for name, value in fields.model_extra.items():
+        if value is None or name in WITHOUT_EFFECT:
+            continue
+        if name not in NEUTRAL:
+            raise BadRequest(
+                f"{shown(name)[1:-1]} is not supported by this server", parameter=name[:SHOWN_CHARACTERS]
+            )
+        if not _is_same(value, NEUTRAL[name]):
+            raise BadRequest(
+                f"{name}={shown(value)} is not supported, only {NEUTRAL[name]!r}", parameter=name
+            )
+    return fields
+
+
+def _is_same(value: Any, neutral: Any) -> bool:
+    """Equal and of the same kind: true is not the number 1."""
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 def read_ask(
@@ -114,50 +271,48 @@ def read_ask(
     """A checked request. ``tokenize`` turns the data's prompt or messages into
     token ids. Raises ``BadRequest``.
     """
-    model = data.get("model", limits.model_name)
-    if model != limits.model_name:
+    fields = read_fields(data, is_chat=is_chat)
+    if fields.model not in (None, limits.model_name):
         raise BadRequest(
-            f"model {model!r} is not served, {limits.model_name!r} is",
+            f"model {shown(fields.model)} is not served, {limits.model_name!r} is",
             status=404,
             code="model_not_found",
             parameter="model",
         )
-    for name, neutral in NEUTRAL.items():
-        value = data.get(name)
-        if value is not None and value not in neutral:
-            raise BadRequest(f"{name}={value!r} is not supported, only {neutral[0]!r}", parameter=name)
+    own_stops = tuple(fields.stop_token_ids or ())
+    if any(token >= limits.n_vocab for token in own_stops):
+        raise BadRequest(
+            f"stop_token_ids holds an id that is not below {limits.n_vocab}", parameter="stop_token_ids"
+        )
+    num_logprobs = fields.num_logprobs
+    wanted = fields.wanted_tokens
     prompt = tuple(tokenize(data))
     if not prompt:
         raise BadRequest("the prompt has no tokens", parameter="messages" if is_chat else "prompt")
     if any(not 0 <= token < limits.n_vocab for token in prompt):
         raise BadRequest(f"the prompt holds token ids outside 0 to {limits.n_vocab - 1}", parameter="prompt")
-    options = data.get("stream_options") or {}
-    if not isinstance(options, dict):
-        raise BadRequest("stream_options is not an object", parameter="stream_options")
-    own_stops = _token_list(data, "stop_token_ids", limits)
+    slo = fields.slo or Objectives()
     return Ask(
         prompt=prompt,
-        max_tokens=_max_tokens(data, limits, len(prompt), is_chat=is_chat),
-        sampling=_sampling(data, limits, prompt),
-        stops=_stops(data),
-        stop_token_ids=own_stops if _flag(data, "ignore_eos") else (*limits.end_tokens, *own_stops),
-        logprobs=_logprobs(data, is_chat=is_chat),
-        stream=_flag(data, "stream"),
-        include_usage=bool(options.get("include_usage")),
-        return_token_ids=_flag(data, "return_token_ids"),
+        max_tokens=_max_tokens(*wanted, limits, len(prompt)),
+        sampling=_sampling(fields, limits, prompt),
+        stops=fields.stop or (),
+        stop_token_ids=own_stops if fields.ignore_eos else (*limits.end_tokens, *own_stops),
+        logprobs=num_logprobs,
+        stream=bool(fields.stream),
+        include_usage=bool(fields.stream_options and fields.stream_options.include_usage),
+        return_token_ids=bool(fields.return_token_ids),
         is_chat=is_chat,
-        client_id=_user(data),
-        priority=_integer(data, "priority", 0, low=-(2**31), high=2**31),
+        client_id=fields.user or "default",
+        priority=fields.priority or 0,
+        slo=ServiceLevel(ttft_ms=slo.ttft_ms, tbt_ms=slo.tbt_ms),
     )
 
 
-def _max_tokens(data: dict[str, Any], limits: AskLimits, prompt_tokens: int, *, is_chat: bool) -> int:
-    name = (
-        "max_completion_tokens" if is_chat and data.get("max_completion_tokens") is not None else "max_tokens"
-    )
+def _max_tokens(name: str, wanted: int | None, limits: AskLimits, prompt_tokens: int) -> int:
     room = limits.max_session_tokens - prompt_tokens
-    default = min(limits.default_max_tokens, max(room, 1))
-    wanted = _integer(data, name, default, low=1, high=2**31)
+    if wanted is None:
+        wanted = min(limits.default_max_tokens, max(room, 1))
     if wanted > room:
         raise BadRequest(
             f"this server holds {limits.max_session_tokens} tokens per request; "
@@ -168,84 +323,31 @@ def _max_tokens(data: dict[str, Any], limits: AskLimits, prompt_tokens: int, *, 
     return wanted
 
 
-def _sampling(data: dict[str, Any], limits: AskLimits, prompt: tuple[int, ...]) -> SamplingParams:
+def _sampling(fields: SharedFields, limits: AskLimits, prompt: tuple[int, ...]) -> SamplingParams:
     """Sampling keyed by (seed, prompt, position): the same question has the same
     answer, whoever else is served.
     """
-    temperature = _number(data, "temperature", 1.0, low=0.0, high=100.0)
+    temperature = 1.0 if fields.temperature is None else fields.temperature
     if temperature == 0:
         return SamplingParams()
-    top_p = _number(data, "top_p", 1.0, low=0.0, high=1.0)
-    key = hashlib.blake2b(json.dumps(prompt).encode(), digest_size=16).hexdigest()
     return SamplingParams(
         temperature=temperature,
-        seed=_integer(data, "seed", limits.default_seed, low=-(2**63)),
-        top_k=max(0, _integer(data, "top_k", 0, low=-1, high=2**31)),
-        top_p=max(top_p, 1e-9),
-        key=key,
+        seed=limits.default_seed if fields.seed is None else fields.seed,
+        top_k=max(0, fields.top_k or 0),
+        top_p=max(1.0 if fields.top_p is None else fields.top_p, 1e-9),
+        key=hashlib.blake2b(json.dumps(prompt).encode(), digest_size=16).hexdigest(),
     )
 
 
-def _stops(data: dict[str, Any]) -> tuple[str, ...]:
-    value = data.get("stop")
+def _stops(value: Any) -> tuple[str, ...]:
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise BadRequest("stop is neither a string nor a list of non-empty strings", parameter="stop")
+        raise ValueError("neither a string nor a list of non-empty strings")
     if len(stops) > MAX_STOPS:
-        raise BadRequest(f"stop has {len(stops)} strings, at most {MAX_STOPS} are allowed", parameter="stop")
+        raise ValueError(f"{len(stops)} strings, at most {MAX_STOPS} are allowed")
     return tuple(stops)
-
-
-def _logprobs(data: dict[str, Any], *, is_chat: bool) -> int | None:
-    value = data.get("logprobs")
-    if value is None or value is False:
-        return None
-    if is_chat:
-        if value is not True:
-            raise BadRequest("logprobs is not a boolean", parameter="logprobs")
-        return _integer(data, "top_logprobs", 0, low=0, high=MAX_TOP_LOGPROBS)
-    return _integer(data, "logprobs", 0, low=0, high=MAX_TOP_LOGPROBS)
-
-
-def _token_list(data: dict[str, Any], name: str, limits: AskLimits) -> tuple[int, ...]:
-    value = data.get(name) or []
-    if not isinstance(value, list) or not all(is_token(item) and item < limits.n_vocab for item in value):
-        raise BadRequest(f"{name} is not a list of token ids below {limits.n_vocab}", parameter=name)
-    return tuple(value)
 
 
 def is_token(value: Any) -> bool:
     """Is it a non-negative integer (and not a boolean)?"""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _user(data: dict[str, Any]) -> str:
-    user = data.get("user") or "default"
-    if not isinstance(user, str) or len(user) > 256:
-        raise BadRequest("user is not a string of at most 256 characters", parameter="user")
-    return user
-
-
-def _flag(data: dict[str, Any], name: str) -> bool:
-    value = data.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise BadRequest(f"{name} is not a boolean", parameter=name)
-    return bool(value)
-
-
-def _integer(data: dict[str, Any], name: str, default: int, *, low: int, high: int = 2**63) -> int:
-    value = data.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise BadRequest(f"{name}={value!r} is not an integer from {low} to {high}", parameter=name)
-    return value
-
-
-def _number(data: dict[str, Any], name: str, default: float, *, low: float, high: float) -> float:
-    value = data.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise BadRequest(f"{name}={value!r} is not a number from {low} to {high}", parameter=name)
-    return float(value)

@@ -23,6 +23,7 @@ from parity.run.profiles import profile_of
 from scheduler.limits import LLAMA_MAX_SEQ, Layout, PoolLimits, Sharing, StepLimits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
+from scheduler.policy.base import Policy
 from scheduler.telemetry import StepRecord
 
 SPARE_IDS = 2  # at least: padding, and a prefix or a session that has ended
@@ -66,6 +67,16 @@ class EngineSettings:
             )
         except ValueError as error:
             raise UsageError("limits are out of range", why=str(error)) from error
+
+
+def policy_of(settings: EngineSettings, name: str | None = None) -> Policy:
+    """A new policy: the settings' one, or the one that is named, with its defaults. Raises ``UsageError``."""
+    name = settings.policy if name is None else name
+    options = dict(settings.policy_options) if name == settings.policy else {}
+    try:
+        return make_policy(name, **options)
+    except (TypeError, ValueError) as error:
+        raise UsageError("policy cannot be made", where=f"--policy {name}", why=str(error)) from error
 
 
 class ServedModel:
@@ -125,12 +136,7 @@ class ServedModel:
         """A scheduler over the engine, which must be idle: its memory is cleared. ``policy`` and
         ``prefix_cache`` replace the settings' ones. Raises ``UsageError``.
         """
-        name = self.settings.policy if policy is None else policy
-        options = dict(self.settings.policy_options) if name == self.settings.policy else {}
-        try:
-            chosen = make_policy(name, **options)
-        except ValueError as error:
-            raise UsageError("policy cannot be made", why=str(error)) from error
+        chosen = policy_of(self.settings, policy)
         steps = self.steps if prefix_cache is None else replace(self.steps, prefix_cache=prefix_cache)
         self.engine.configure(self.limits)
         return Scheduler(self.engine, chosen, steps, model_digest=self.file.sha256, observer=observer)
@@ -197,6 +203,7 @@ def open_served(settings: EngineSettings) -> ServedModel:
     if settings.pool_cells < 2:
         raise UsageError(f"pool of {settings.pool_cells} cells", todo="use at least 2")
     settings.step_limits()
+    policy_of(settings)  # a bad one is known before anything is loaded
     file = resolve_model(settings.model)
     family = load_family(file.family)
     sequence_count(settings, family, read_facts(file.path))

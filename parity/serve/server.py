@@ -5,27 +5,34 @@ and SIGINT, exit code 0 after it.
 from __future__ import annotations
 
 import contextlib
+import resource
 import signal
 import socket
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import uvicorn
 
 from parity.errors import UsageError
 from parity.serve.app import AppSettings, Endpoint
+from parity.serve.connections import ConnectionBounds, protocol_of
 from parity.serve.served_model import ServedModel
+
+DRAIN_TIMEOUT_S = 60
+SPARE_FILES = 64  # descriptors that are no connections: the model, logs, the event loop's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Where to listen. ``drain_timeout_s`` None waits for running requests as long as they take."""
+    """Where to listen, and what a connection may cost. ``drain_timeout_s`` bounds the wait for running
+    requests at the end.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
-    drain_timeout_s: int | None = None
-    max_connections: int = 1024
+    drain_timeout_s: int = DRAIN_TIMEOUT_S
+    connections: ConnectionBounds = ConnectionBounds()
 
 
 def bind_socket(settings: ServerSettings) -> socket.socket:
@@ -63,15 +70,26 @@ def make_server(endpoint: Endpoint, settings: ServerSettings) -> uvicorn.Server:
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=settings.drain_timeout_s,
-            limit_concurrency=settings.max_connections,
+            http=protocol_of(settings.connections),
             h11_max_incomplete_event_size=64 << 10,
         )
     )
 
 
+def fit_open_files(bounds: ConnectionBounds) -> ConnectionBounds:
+    """Raise this process's limit of open files as far as it goes, and the connections below it: past the
+    limit a server cannot even refuse.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY:
+        return bounds
+    return replace(bounds, max_connections=max(1, min(bounds.max_connections, hard - SPARE_FILES)))
+
+
 def run_server(endpoint: Endpoint, settings: ServerSettings, bound: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT, then finish what runs. A second SIGINT gives up at once."""
-    server = make_server(endpoint, settings)
+    server = make_server(endpoint, replace(settings, connections=fit_open_files(settings.connections)))
     # uvicorn raises the signal again after its shutdown; a drained server ends as usual instead of dying of
     # it.
     previous = signal.signal(signal.SIGTERM, lambda number, frame: None)

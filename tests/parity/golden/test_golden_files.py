@@ -4,13 +4,18 @@ touches another family's files.
 
 from __future__ import annotations
 
+import functools
+import json
+import operator
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +51,65 @@ def with_session(golden: Golden, **changes) -> Golden:
 def test_golden_reads_what_it_writes() -> None:
     assert Golden.from_text(GOLDEN.to_text(), where="x") == GOLDEN
     assert '"tokens": [5, 6, 7]' in GOLDEN.to_text()  # a list a line, for readable diffs
+
+
+def leaves(data: Any, path: tuple = ()) -> Iterator[tuple]:
+    """Paths of all values below ``data`` that are no containers."""
+    items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in items:
+        if not isinstance(value, dict | list):
+            yield (*path, key)
+        yield from leaves(value, (*path, key))
+
+
+def other(value: Any) -> Any:
+    """A value of the same type, near by."""
+    if isinstance(value, str):
+        return value[:-1] + ("0" if value[-1:] != "0" else "1")
+    return value + 1 if isinstance(value, int) else value * 1.01
+
+
+@pytest.mark.parametrize("mode", [mode.value for mode in GoldenMode])
+def test_every_edit_of_a_field_is_noticed(mode: str) -> None:
+    text = golden_path("llama", GoldenMode(mode)).read_text(encoding="utf-8")
+    data = json.loads(text)
+    assert in_place(data) == text
+    paths = list(leaves(data))
+    assert len(paths) > 30 and ("provenance", "cpu") in paths and ("digest",) in paths
+    for path in paths:
+        changed = json.loads(text)
+        *outer, last = path
+        inner = functools.reduce(operator.getitem, outer, changed)
+        inner[last] = other(inner[last])
+        for edited in (json.dumps(changed, indent=1, ensure_ascii=False), in_place(changed)):
+            with pytest.raises(UsageError, match="golden cannot be read"):
+                Golden.from_text(edited, where="x")
+
+
+def in_place(data: dict) -> str:
+    """Changed data in the form of a golden's file, with the digest that it says it has."""
+    text = json.dumps(data, indent=1, ensure_ascii=False)
+    return LIST.sub(lambda m: "[" + re.sub(r"\s*\n\s*", " ", m[1]) + "]", text) + "\n"
+
+
+LIST = re.compile(r"\[\s+([^\[\]{}]*?)\s+\]")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text + "\n",
+        lambda text: text.replace('"format": 1', '"format":  1'),
+        lambda text: text.replace('"mode": "short"', '"mode": "long", "mode": "short"'),
+        lambda text: text.replace('"margin": 0.4375', '"margin": 0.43750000001'),
+    ],
+)
+def test_other_form_of_the_same_golden_is_refused(edit) -> None:
+    edited = edit(GOLDEN.to_text())
+    assert edited != GOLDEN.to_text()
+    with pytest.raises(UsageError, match="golden cannot be read"):
+        Golden.from_text(edited, where="x")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "family": "x"}'])
@@ -241,8 +305,10 @@ def test_regen_prints_the_difference_and_writes_only_when_accepted(goldens: Path
     assert done.returncode == 0, done.stdout + done.stderr
     after = contents(goldens)
     assert {name for name in after if after[name] != spoilt[name]} == {"llama/short.json"}
-    assert after["llama/short.json"].replace("spoilt by a test", "") == before["llama/short.json"].replace(
-        Golden.from_text(before["llama/short.json"], where="x").reason, ""
+    written = Golden.from_text(after["llama/short.json"], where="x")
+    assert written.reason == "spoilt by a test"
+    assert written == replace(
+        Golden.from_text(before["llama/short.json"], where="x"), reason="spoilt by a test"
     )
 
 

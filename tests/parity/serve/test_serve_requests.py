@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from parity.serve.requests import AskLimits, BadRequest, parse_json, read_ask
+from parity.serve.requests import WITHOUT_EFFECT, AskLimits, BadRequest, parse_json, read_ask
 
 LIMITS = AskLimits(
     model_name="m",
@@ -14,6 +16,64 @@ LIMITS = AskLimits(
     default_max_tokens=16,
     default_seed=7,
 )
+
+
+# Fields of vLLM, llama-server, SGLang and OpenAI that would change an answer, each with a value that does.
+NOT_HONOURED = {
+    "grammar": "root ::= 'a'",
+    "json_schema": {"type": "object"},
+    "guided_json": {"type": "object"},
+    "guided_regex": "a+",
+    "guided_choice": ["a"],
+    "guided_grammar": "x",
+    "structured_outputs": {"regex": "a"},
+    "regex": "a+",
+    "ebnf": "x",
+    "tool_choice": "required",
+    "function_call": "auto",
+    "repeat_penalty": 1.1,
+    "repeat_last_n": 64,
+    "mirostat": 2,
+    "mirostat_tau": 5.0,
+    "typical_p": 0.9,
+    "tfs_z": 0.9,
+    "dry_multiplier": 0.8,
+    "xtc_probability": 0.5,
+    "dynatemp_range": 0.5,
+    "samplers": ["top_k"],
+    "prompt_logprobs": 1,
+    "truncate_prompt_tokens": 5,
+    "lora": [{"id": 0, "scale": 1.0}],
+    "lora_path": "x",
+    "n_predict": 5,
+    "n_keep": 5,
+    "id_slot": 0,
+    "n_probs": 3,
+    "use_beam_search": True,
+    "length_penalty": 2.0,
+    "allowed_token_ids": [5],
+    "bad_words": ["x"],
+    "logits_processors": ["x"],
+    "include_stop_str_in_output": True,
+    "skip_special_tokens": False,
+    "spaces_between_special_tokens": False,
+    "add_special_tokens": False,
+    "add_generation_prompt": False,
+    "continue_final_message": True,
+    "chat_template": "x",
+    "chat_template_kwargs": {"a": 1},
+    "documents": [{}],
+    "modalities": ["audio"],
+    "audio": {},
+    "prediction": {},
+    "reasoning_effort": "high",
+    "verbosity": "low",
+    "web_search_options": {},
+    "min_tokens": 3,
+    "best_of": 2,
+    "suffix": "x",
+    "max_completions_tokens": 5,
+}
 
 
 def ask(prompt=(5, 6, 7), *, is_chat=False, **data):
@@ -43,6 +103,31 @@ def ask(prompt=(5, 6, 7), *, is_chat=False, **data):
         ("stream", {"stream": "yes"}),
         ("stream_options", {"stream_options": [1]}),
         ("user", {"user": 5}),
+        ("user", {"user": "u" * 257}),
+        ("n", {"n": True}),
+        ("echo", {"echo": 0}),
+        ("top_p", {"top_p": "x", "temperature": 0}),
+        ("top_k", {"top_k": 1.5, "temperature": 0}),
+        ("seed", {"seed": "x", "temperature": 0}),
+        ("seed", {"seed": True}),
+        ("logprobs", {"logprobs": True}),
+        ("logprobs", {"logprobs": "3"}),
+        ("logprobs", {"is_chat": True, "logprobs": 1}),
+        ("top_logprobs", {"is_chat": True, "top_logprobs": 2}),
+        ("top_logprobs", {"top_logprobs": 2}),
+        ("max_tokens", {"is_chat": True, "max_tokens": 2, "max_completion_tokens": 3}),
+        ("max_completion_tokens", {"is_chat": True, "max_completion_tokens": "3"}),
+        ("max_completion_tokens", {"max_completion_tokens": 3}),
+        ("stop_token_ids", {"stop_token_ids": [True]}),
+        ("ignore_eos", {"ignore_eos": 1}),
+        ("stream_options.include_usage", {"stream_options": {"include_usage": 1}}),
+        ("stream_options.chunk_size", {"stream_options": {"chunk_size": 1}}),
+        ("slo", {"slo": 3}),
+        ("slo.ttft_ms", {"slo": {"ttft_ms": 0}}),
+        ("slo.e2e_ms", {"slo": {"e2e_ms": 5}}),
+        ("priority", {"priority": 1.0}),
+        ("messages", {"messages": []}),
+        *[(name, {name: value}) for name, value in NOT_HONOURED.items()],
     ],
 )
 def test_request_with_a_bad_parameter_is_refused_by_name(parameter, data):
@@ -55,6 +140,50 @@ def test_request_with_a_bad_parameter_is_refused_by_name(parameter, data):
 def test_neutral_values_of_unsupported_parameters_are_accepted():
     neutral = {"n": 1, "presence_penalty": 0, "logit_bias": {}, "tools": None, "echo": False}
     assert ask(**neutral).max_tokens == 16
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_fields_without_effect_by_nature_are_accepted_whatever_they_say(is_chat):
+    assert ask(is_chat=is_chat, **dict.fromkeys(WITHOUT_EFFECT, "x")) == ask(is_chat=is_chat)
+
+
+def test_null_is_absent():
+    assert ask(**dict.fromkeys([*NOT_HONOURED, "top_p", "seed", "stop", "slo", "user"])) == ask()
+
+
+def test_refusal_does_not_send_a_megabyte_back():
+    big = "x" * (1 << 20)
+    for data in ({"model": big}, {big: 1}, {"stop": [big, 5]}, {"user": big}, {"logit_bias": {big: 1}}):
+        with pytest.raises(BadRequest) as refused:
+            ask(**data)
+        assert len(str(refused.value.body())) < 400
+
+
+def test_objectives_reach_the_request():
+    request = ask(slo={"ttft_ms": 50, "tbt_ms": None}, user="u", priority=-3).to_request("r", arrival_ms=1.0)
+
+    assert (request.slo.ttft_ms, request.slo.tbt_ms) == (50.0, None)
+    assert (request.client_id, request.priority) == ("u", -3)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"prompt": "\ud800"}',
+        rb'{"stop": ["a\udfff"]}',
+        rb'{"\ud800": 1}',
+        b'{"top_p": NaN}',
+        b'{"seed": -Infinity}',
+    ],
+)
+def test_lone_surrogate_and_what_is_no_number_are_a_400(body):
+    with pytest.raises(BadRequest) as refused:
+        parse_json(body)
+    json.dumps(refused.value.body()).encode()
+
+
+def test_escaped_pair_is_a_character():
+    assert parse_json(rb'{"prompt": "\ud83d\ude00"}') == {"prompt": "\U0001f600"}
 
 
 def test_oversize_request_is_refused_with_the_numbers():
