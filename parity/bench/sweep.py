@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from parity.bench.fairness import outcome_columns
 from parity.bench.records import BenchRun
 from parity.bench.summary import Goodput, summarise
 from parity.bench.workload import Job, Workload, arrival_times
@@ -93,6 +94,7 @@ def run_sweep(
                 **summarise(
                     run, goodput=options.goodput, metrics=options.metrics, percentiles=options.percentiles
                 ),
+                **outcome_columns(run),
                 "first_error": next((record.error for record in run.requests if record.error), ""),
             }
             if path is not None:
@@ -143,10 +145,11 @@ def stored_row(path: Path) -> dict[str, Any] | None:
 
 
 def csv_text(rows: list[dict[str, Any]]) -> str:
-    """Rows as CSV; an insufficient sample is an empty field."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    """Rows as CSV; an insufficient sample is an empty field. What is no single value is left to the JSON."""
+    nested = ("clients", "claims")
+    columns = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in nested]
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from scheduler.records import Request, SamplingParams
+from scheduler.records import Request, SamplingParams, ServiceLevel
 
 MAX_STOPS = 16
 MAX_TOP_LOGPROBS = 20
@@ -71,6 +71,7 @@ class Ask:
     is_chat: bool
     client_id: str
     priority: int
+    slo: ServiceLevel = ServiceLevel()
 
     def to_request(self, request_id: str, *, arrival_ms: float) -> Request:
         return Request(
@@ -81,6 +82,7 @@ class Ask:
             client_id=self.client_id,
             priority=self.priority,
             arrival_ms=arrival_ms,
+            slo=self.slo,
             stop_token_ids=self.stop_token_ids,
         )
 
@@ -113,6 +115,10 @@ def read_ask(
 ) -> Ask:
     """A checked request. ``tokenize`` turns the data's prompt or messages into
     token ids. Raises ``BadRequest``.
+
+    Beyond OpenAI's fields a policy is told of ``user`` (the client whose service is counted), ``priority``
+    (lower is favoured) and ``slo`` (``{"ttft_ms": ..., "tbt_ms": ...}``, objectives counted from arrival and
+    from emission to emission).
     """
     model = data.get("model", limits.model_name)
     if model != limits.model_name:
@@ -148,6 +154,7 @@ def read_ask(
         is_chat=is_chat,
         client_id=_user(data),
         priority=_integer(data, "priority", 0, low=-(2**31), high=2**31),
+        slo=_slo(data),
     )
 
 
@@ -224,6 +231,21 @@ def _user(data: dict[str, Any]) -> str:
     if not isinstance(user, str) or len(user) > 256:
         raise BadRequest("user is not a string of at most 256 characters", parameter="user")
     return user
+
+
+def _slo(data: dict[str, Any]) -> ServiceLevel:
+    value = data.get("slo")
+    if value is None:
+        return ServiceLevel()
+    names = ("ttft_ms", "tbt_ms")
+    if not isinstance(value, dict) or any(name not in names for name in value):
+        raise BadRequest(f"slo is not an object of {' and '.join(names)}", parameter="slo")
+    limits = {}
+    for name in names:
+        if value.get(name) is not None:
+            at = f"slo.{name}"
+            limits[name] = _number({at: value[name]}, at, 0.0, low=1e-3, high=1e12)
+    return ServiceLevel(**limits)
 
 
 def _flag(data: dict[str, Any], name: str) -> bool:
