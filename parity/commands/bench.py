@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -22,7 +23,8 @@ from parity.bench.summary import METRICS, Goodput
 from parity.bench.sweep import Point, SweepOptions, csv_text, run_sweep
 from parity.bench.workload import MIXES, Lengths, PrefixShape, Workload
 from parity.errors import ExitCode, UsageError
-from parity.run.profiles import provenance_line
+from parity.models import resolve_model
+from parity.run.profiles import provenance, provenance_line
 from parity.serve.options import engine_options, settings_from, telemetry_option
 from parity.serve.served_model import EngineSettings, open_served
 from parity.store import save_text
@@ -135,6 +137,7 @@ def command(
         percentiles=percent_values(metric_percentiles),
         result_dir=result_dir if save_result else None,
         save_detailed=save_detailed,
+        held_for=held_for(settings, base_url),
     )
     click.echo(provenance_line(options["seed"]))
     if base_url is None:
@@ -157,6 +160,19 @@ def command(
     if report_failures(rows) and not allow_failures:
         return ExitCode.FAIL
     return ExitCode.PASS if all(row["completed"] for row in rows) else ExitCode.UNKNOWN
+
+
+def held_for(settings: EngineSettings, base_url: str | None) -> dict[str, Any]:
+    """Coordinates of all rows: the model (its bytes, where known), the processor, how it was measured."""
+    cpu = provenance().cpu
+    if base_url is not None:
+        hardware = {"cpu": cpu, "server": httpx.URL(base_url).host}
+        return {"model": settings.model, "hardware": hardware, "evidence": "measured over HTTP"}
+    return {
+        "model": resolve_model(settings.model).sha256,
+        "hardware": {"cpu": cpu, "threads": settings.n_threads, "kv_type": settings.kv_type},
+        "evidence": "measured in process",
+    }
 
 
 def rows_in_process(
