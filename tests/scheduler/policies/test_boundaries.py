@@ -14,7 +14,7 @@ from scheduler.policies import make_policy, option_types, policy_names
 from scheduler.policies.fastserve_mlfq import Job, Queues
 from scheduler.policies.vllm_fcfs import QueueMemory
 from scheduler.policies.vtc import Counters
-from scheduler.policy.cost import ExclusiveCost, deadline_ms, slack_ms
+from scheduler.policy.cost import ExclusiveCost, deadline_ms, headroom_ms, slack_ms
 from scheduler.policy.goodput import sweep_goodput
 from scheduler.policy.overload import Overload
 from scheduler.policy.reservation import Reservation
@@ -345,6 +345,8 @@ def test_a_rebuild_comes_on_top_of_the_row_that_emits():
     assert cost.emission_ms(view(state=SUSPENDED, emitted=1, committed=4, last_ms=0.0), 5.0) == 35.0
     assert cost.emission_ms(view(state=SUSPENDED, emitted=1, committed=4, last_ms=0.0), 5.0, cached=3) == 25.0
     assert slack_ms(decode(slo=SOON), 5.0, cost) == -5.0
+    assert headroom_ms(decode(slo=SOON), 5.0) == 5.0
+    assert headroom_ms(view(slo=SOON, arrival_ms=2.0), 15.0) == -3.0
 
 
 @pytest.mark.parametrize("bad", [(0.0, 1), (-1.0, 1), (10.0, 0)])
