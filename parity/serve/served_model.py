@@ -126,6 +126,7 @@ class ServedModel:
         options = dict(self.settings.policy_options) if name == self.settings.policy else {}
         try:
             chosen = make_policy(name, **options)
+            chosen.check_limits(self.steps, max_session_tokens=self.max_session_tokens)
         except ValueError as error:
             raise UsageError("policy cannot be made", why=str(error)) from error
         steps = self.steps if prefix_cache is None else replace(self.steps, prefix_cache=prefix_cache)
