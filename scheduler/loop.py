@@ -62,6 +62,7 @@ class Scheduler:
         self.engine, self.policy, self.steps = engine, policy, steps
         self.observer = observer or (lambda flight, result: None)
         self.memory = Memory(engine.limits, steps, model_digest=model_digest, rows_to_come=self._rows_to_come)
+        policy.check_limits(steps, max_session_tokens=self.memory.max_session_rows + 1)
         self.table = SessionTable()
         self.policy_memory = policy.start()
         self._decision = 0

@@ -15,11 +15,12 @@ from parity.bench.clocks import ClockKind, make_clock
 from parity.bench.in_process import InProcessDriver
 from parity.bench.records import BenchRun
 from parity.bench.summary import Goodput, summarise
-from parity.bench.workload import MIXES, Lengths, PrefixShape, Workload
+from parity.bench.workload import MIXES, Lengths, PrefixShape, Workload, arrival_times
 from parity.records import Verdict
 from parity.serve.served_model import EngineSettings, ServedModel, open_served
 
 BASELINE = "single_lane"
+POISSON_LOAD = 1.5  # offered over what the single lane serves
 SINGLE_USER_PAIRS = 15  # at least: a claim of a few percent needs more pairs than a claim of twice as much
 
 
@@ -34,6 +35,9 @@ class Margins:
     single_user: float = 0.97
     prefix_ttft: float = 1.0
     prefix_ttft_recurrent: float = 1.0
+    prefix_gain: float = 1.0
+    prefix_gain_recurrent: float = 0.9  # a restored state saves rows and costs a copy
+    poisson_goodput: float = 1.0
     kv_bytes: float = 1.05
 
 
@@ -104,7 +108,8 @@ class Cutover:
         """All performance rows. The correctness row is the caller's: it comes first and decides alone."""
         self.served = open_served(self.settings)
         try:
-            return [*self._target_rows(), *self._curve_rows(), self._prefix_row(), self._overload_row()]
+            rows = [*self._target_rows(), *self._curve_rows(), *self._prefix_rows()]
+            return [*rows, *self._poisson_rows(), self._overload_row()]
         finally:
             self.served.close()
 
@@ -117,8 +122,10 @@ class Cutover:
         run = InProcessDriver(self.served, clock=self._clock, **variant).run_closed(
             workload.jobs(), concurrency=concurrency
         )
-        row = summarise(run, goodput=self.options.goodput, percentiles=(50, self.options.percentile))
-        return row
+        return self._summary(run)
+
+    def _summary(self, run: BenchRun) -> dict[str, Any]:
+        return summarise(run, goodput=self.options.goodput, percentiles=(50, self.options.percentile))
 
     def _pairs(
         self,
@@ -147,7 +154,7 @@ class Cutover:
         workload = self._workload("short/long", options.lengths, options.num_prompts, PrefixShape.UNIQUE)
         pairs = self._pairs(workload, options.target, {"policy": BASELINE}, {})
         at = f"N={options.target}"
-        tail = f"p{options.percentile:g}_e2el_ms"
+        tail, first = f"p{options.percentile:g}_e2el_ms", f"p{options.percentile:g}_ttft_ms"
         return [
             at_least(
                 model,
@@ -162,6 +169,13 @@ class Cutover:
                 median_ratio(pairs, tail),
                 margins.latency,
                 sides(pairs, tail, "ms"),
+            ),
+            at_most(
+                model,
+                f"p{options.percentile:g} TTFT, {at}",
+                median_ratio(pairs, first),
+                margins.latency,
+                sides(pairs, first, "ms"),
             ),
             at_least(
                 model,
@@ -207,9 +221,49 @@ class Cutover:
             )
         return rows
 
-    def _prefix_row(self) -> GateRow:
-        """Time to first token with and without sharing; a recurrent family restores
-        a state and has its own margin.
+    def _poisson_rows(self) -> list[GateRow]:
+        """Both at the same Poisson arrivals, at a rate that the baseline cannot keep up with: latencies count
+        from the arrival.
+        """
+        options, margins, model = self.options, self.options.margins, self.settings.model
+        workload = self._workload("short/long", options.lengths, options.num_prompts, PrefixShape.UNIQUE)
+        alone = self._run(replace(workload, num_prompts=options.curve_prompts), 1, policy=BASELINE)
+        rate = POISSON_LOAD * (alone["request_throughput"] or 1.0)
+        times_s = arrival_times(options.num_prompts, request_rate=rate, burstiness=1.0, seed=options.seed)
+        pairs = []
+        for number in range(options.pairs):
+            self._report(f"Poisson arrivals, {rate:.3g} a second, pair {number + 1}")
+            sides_of = [{"policy": BASELINE}, {}]
+            found = [
+                self._summary(
+                    InProcessDriver(self.served, clock=self._clock, **variant).run_open(
+                        workload.jobs(), times_s=times_s
+                    )
+                )
+                for variant in (sides_of if number % 2 == 0 else sides_of[::-1])
+            ]
+            pairs.append(tuple(found if number % 2 == 0 else found[::-1]))
+        at, tail = f"Poisson {POISSON_LOAD:g} x single lane", f"p{options.percentile:g}_ttft_ms"
+        return [
+            at_least(
+                model,
+                f"goodput, {at}",
+                median_ratio(pairs, "request_goodput"),
+                margins.poisson_goodput,
+                sides(pairs, "request_goodput", "requests/s"),
+            ),
+            at_most(
+                model,
+                f"p{options.percentile:g} TTFT, {at}",
+                median_ratio(pairs, tail),
+                margins.latency,
+                sides(pairs, tail, "ms"),
+            ),
+        ]
+
+    def _prefix_rows(self) -> list[GateRow]:
+        """Time to first token and throughput with and without sharing; a recurrent family restores
+        a state and has its own margins.
         """
         options, margins = self.options, self.options.margins
         recurrent = self.served.family.is_hybrid
@@ -219,13 +273,24 @@ class Cutover:
         pairs = self._pairs(workload, 1, {"prefix_cache": False}, {"prefix_cache": True})
         ratio = median_ratio(pairs, "p50_ttft_ms")
         hits = median([new["prefix_hit_rate"] for _, new in pairs])
-        return at_least(
-            self.settings.model,
-            "shared-prefix TTFT, times faster" + (" (state restore)" * recurrent),
-            None if ratio is None else 1 / ratio,
-            margins.prefix_ttft_recurrent if recurrent else margins.prefix_ttft,
-            f"{sides(pairs, 'p50_ttft_ms', 'ms')}, hit rate {hits:.2f}",
-        )
+        model, how = self.settings.model, " (state restore)" * recurrent
+        many = self._pairs(workload, options.target, {"prefix_cache": False}, {"prefix_cache": True})
+        return [
+            at_least(
+                model,
+                f"shared-prefix TTFT, times faster{how}",
+                None if not ratio else 1 / ratio,
+                margins.prefix_ttft_recurrent if recurrent else margins.prefix_ttft,
+                f"{sides(pairs, 'p50_ttft_ms', 'ms')}, hit rate {hits:.2f}",
+            ),
+            at_least(
+                model,
+                f"shared-prefix gain in throughput, N={options.target}{how}",
+                median_ratio(many, "output_throughput"),
+                margins.prefix_gain_recurrent if recurrent else margins.prefix_gain,
+                sides(many, "output_throughput", "tokens/s"),
+            ),
+        ]
 
     def _overload_row(self) -> GateRow:
         """Past the ceiling every request is served or refused: nothing fails, whatever the pool can hold."""

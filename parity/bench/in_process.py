@@ -5,19 +5,25 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import psutil
 
+from parity.bench.fairness import claims_of, served_requests
 from parity.bench.records import BenchRun, RequestRecord
 from parity.bench.replay import CallRecorder
 from parity.bench.workload import Job
+from parity.checkers.claims import Observed
+from parity.checkers.service import ServiceEvent, ServiceLedger, service_events
+from parity.history import TraceStep
 from parity.serve.served_model import ServedModel
 from parity.telemetry import Totals
 from scheduler.engine import EngineFailure
 from scheduler.loop import Flight
+from scheduler.policies.vtc import Vtc
 from scheduler.records import FinishReason, IterationResult, Request
+from scheduler.telemetry import StepRecord
 
 GAUGE_EVERY_STEPS = 8
 
@@ -27,6 +33,7 @@ class _Live:
     """A request under way."""
 
     job: Job
+    number: int
     due_s: float
     sent_s: float
     times_s: list[float] = field(default_factory=list)
@@ -55,6 +62,11 @@ class InProcessDriver:
         if recorder is not None:
             self._scheduler.engine = recorder
         self._live: dict[str, _Live] = {}
+        self._service: list[ServiceEvent] = []
+        self._lengths: list[tuple[int, int]] = []
+        # the steps of a run whose policy has a bound to be held to; of any other they would only fill memory
+        self._trace: list[TraceStep] | None = [] if isinstance(self._scheduler.policy, Vtc) else None
+        self._step_records: list[StepRecord] = []
         self._records: list[RequestRecord] = []
         self._totals = Totals()
         self._sent = 0
@@ -108,24 +120,36 @@ class InProcessDriver:
         return self._clock() - self._started_s
 
     def _send(self, job: Job, *, due_s: float) -> None:
-        request_id = f"b{self._sent}"
+        request_id = f"s{self._sent}"
         self._sent += 1
         now_s = self._now()
-        refusal = self._scheduler.submit(
-            Request(request_id=request_id, prompt=job.prompt, max_tokens=job.max_tokens), now_s * 1e3
+        self._lengths.append((len(job.prompt), job.max_tokens))
+        request = Request(
+            request_id=request_id,
+            prompt=job.prompt,
+            max_tokens=job.max_tokens,
+            client_id=job.client_id,
+            priority=job.priority,
+            arrival_ms=due_s * 1e3,
+            slo=job.slo,
         )
+        refusal = self._scheduler.submit(request, now_s * 1e3)
         if refusal is None:
-            self._live[request_id] = _Live(job, due_s, now_s)
+            self._live[request_id] = _Live(job, self._sent - 1, due_s, now_s)
         else:
             self._records.append(
                 RequestRecord(
                     index=job.index,
+                    number=self._sent - 1,
                     prompt_tokens=len(job.prompt),
                     turn=job.turn,
                     due_s=due_s,
                     sent_s=now_s,
                     end_s=now_s,
                     error=refusal.reason,
+                    rejected=True,
+                    client_id=job.client_id,
+                    slo=job.slo,
                 )
             )
 
@@ -152,6 +176,10 @@ class InProcessDriver:
             record.engine_ms = (landed_s - launch_s) * 1e3
         record.step_ms = (self._now() - begin_s) * 1e3
         self._totals.add(record.as_dict())
+        if self._trace is not None:
+            if len(self._trace) == len(self._step_records):  # the engine failed, and nothing was observed
+                self._trace.append(TraceStep(len(self._trace), flight, None))
+            self._step_records.append(record)
         self.served.note_step(record)
         if self._totals.steps % GAUGE_EVERY_STEPS == 1:
             self._gauge(record.running)
@@ -159,6 +187,10 @@ class InProcessDriver:
 
     def _observe(self, flight: Flight, result: IterationResult | None) -> None:
         now_s = self._now()
+        if result is not None:
+            self._service += service_events(flight, result, at_ms=now_s * 1e3)
+        if self._trace is not None:
+            self._trace.append(TraceStep(len(self._trace), flight, result))
         for item in result.chunks if result is not None else ():
             if item.token is not None:
                 live = self._live[item.request_id]
@@ -173,6 +205,7 @@ class InProcessDriver:
         self._records.append(
             RequestRecord(
                 index=live.job.index,
+                number=live.number,
                 prompt_tokens=len(live.job.prompt),
                 turn=live.job.turn,
                 due_s=live.due_s,
@@ -180,6 +213,9 @@ class InProcessDriver:
                 token_times_s=tuple(live.times_s),
                 end_s=self._now(),
                 error=error,
+                rejected=completion.error.startswith("rejected: "),
+                client_id=live.job.client_id,
+                slo=live.job.slo,
             )
         )
         return live.job.following(live.tokens)
@@ -215,4 +251,25 @@ class InProcessDriver:
             "recompute_tokens": values["recompute_tokens"],
             "engine_failures": values["engine_failures"],
         }
-        return BenchRun(duration_s=duration_s, requests=tuple(self._records), engine=engine)
+        run = BenchRun(
+            duration_s=duration_s,
+            requests=tuple(self._records),
+            engine=engine,
+            service=tuple(self._service),
+        )
+        return run if self._trace is None else replace(run, claims=self._claims(run))
+
+    def _claims(self, run: BenchRun) -> dict[str, str]:
+        """What may be said of the fairness of a policy with a bound."""
+        policy = self._scheduler.policy
+        weights = {"input_weight": policy.input_weight, "output_weight": policy.output_weight}
+        observed = Observed(
+            policy=policy.identity.policy_id,
+            options=weights,
+            lengths=self._lengths,
+            max_num_seqs=self._scheduler.steps.max_num_seqs,
+            trace=self._trace,
+            records=self._step_records,
+            ledger=ServiceLedger(run.service, served_requests(run), *weights.values()),
+        )
+        return claims_of(observed, **weights)

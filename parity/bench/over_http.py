@@ -14,6 +14,23 @@ from parity.bench.records import BenchRun, RequestRecord
 from parity.bench.workload import Job
 from parity.errors import UsageError
 
+TURNED_AWAY = (429, 503)  # overload, as a server that is not ours says it
+
+
+def policy_fields(job: Job) -> dict[str, Any]:
+    """What a policy is told of a request, as fields of its body; only what is not the default, so that
+    servers that do not know them are not asked.
+    """
+    fields: dict[str, Any] = {}
+    if job.client_id != "default":
+        fields["user"] = job.client_id
+    if job.priority:
+        fields["priority"] = job.priority
+    limits = {"ttft_ms": job.slo.ttft_ms, "tbt_ms": job.slo.tbt_ms}
+    if any(limit is not None for limit in limits.values()):
+        fields["slo"] = {name: limit for name, limit in limits.items() if limit is not None}
+    return fields
+
 
 class HttpDriver:
     """Sends jobs to ``url`` as token prompts. A server that gives no token ids counts chunks as tokens,
@@ -25,6 +42,7 @@ class HttpDriver:
         self._model, self._timeout_s = model, timeout_s
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         self._records: list[RequestRecord] = []
+        self._sent = 0
 
     def run_closed(self, jobs: list[Job], *, concurrency: int) -> BenchRun:
         """``concurrency`` requests at any time."""
@@ -57,7 +75,7 @@ class HttpDriver:
         return asyncio.run(self._run([arrival(due_s, job) for due_s, job in zip(times_s, jobs, strict=True)]))
 
     async def _run(self, tasks: list) -> BenchRun:
-        self._records = []
+        self._records, self._sent = [], 0
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         async with httpx.AsyncClient(
             base_url=self._url, headers=self._headers, timeout=self._timeout_s, limits=limits, trust_env=False
@@ -81,14 +99,17 @@ class HttpDriver:
             "ignore_eos": True,
             "return_token_ids": True,
             "stream_options": {"include_usage": True},
+            **policy_fields(job),
         }
-        sent_s = self._now()
+        number, sent_s = self._sent, self._now()
+        self._sent += 1
         times_s: list[float] = []
         tokens: list[int] = []
-        error, usage = "", None
+        error, usage, status = "", None, 0
         try:
             async with self._http.stream("POST", "/v1/completions", json=body) as response:
-                if response.status_code != 200:
+                status = response.status_code
+                if status != 200:
                     text = (await response.aread()).decode(errors="replace")
                     error = f"HTTP {response.status_code}: {text[:200]}"
                 async for line in response.aiter_lines() if not error else _nothing():
@@ -103,6 +124,7 @@ class HttpDriver:
         self._records.append(
             RequestRecord(
                 index=job.index,
+                number=number,
                 prompt_tokens=len(job.prompt),
                 turn=job.turn,
                 due_s=due_s,
@@ -110,6 +132,9 @@ class HttpDriver:
                 token_times_s=tuple(times_s),
                 end_s=self._now(),
                 error=error,
+                rejected=status in TURNED_AWAY,
+                client_id=job.client_id,
+                slo=job.slo,
             )
         )
         return None if error else job.following(tokens)

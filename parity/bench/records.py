@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from parity.checkers.service import ServiceEvent
+from scheduler.records import ServiceLevel
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
@@ -14,17 +17,21 @@ class RequestRecord:
     count from there, however late ``sent_s`` was: what waits at the client waits too.
     Where a server sends several tokens in one chunk, they arrive together: ``token_times_s`` then
     repeats a time. ``error`` is set for a request that did not end as asked. ``turn`` counts
-    within a conversation, from 0.
+    within a conversation, from 0; ``rejected`` is an error that was an answer: the server turned it away.
     """
 
     index: int
     prompt_tokens: int
+    number: int = 0  # in the order of sending
     turn: int = 0
     due_s: float = 0.0
     sent_s: float = 0.0
     token_times_s: tuple[float, ...] = ()
     end_s: float = 0.0
     error: str = ""
+    rejected: bool = False
+    client_id: str = "default"
+    slo: ServiceLevel = ServiceLevel()
 
     @property
     def is_complete(self) -> bool:
@@ -59,11 +66,15 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchRun:
-    """One point of a benchmark. ``engine`` holds numbers that only an engine in this process can give."""
+    """One point of a benchmark. ``engine`` holds numbers that only an engine in this process can give, and
+    ``claims`` what may be said of the run's fairness, a line for each pair of clients.
+    """
 
     duration_s: float
     requests: tuple[RequestRecord, ...]
     engine: Mapping[str, float] = field(default_factory=dict)
+    service: tuple[ServiceEvent, ...] = ()
+    claims: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def completed(self) -> list[RequestRecord]:

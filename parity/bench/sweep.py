@@ -9,10 +9,12 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from parity.bench.coordinates import Coordinates
+from parity.bench.fairness import outcome_columns
 from parity.bench.records import BenchRun
 from parity.bench.summary import Goodput, summarise
 from parity.bench.workload import Job, Workload, arrival_times
@@ -59,7 +61,7 @@ def run_point(point: Point, driver: Driver) -> BenchRun:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
     """What is computed and kept. ``target`` identifies what was measured: results of
-    another target are not reused.
+    another target are not reused. ``held_for`` are coordinates of every row: model, hardware, evidence.
     """
 
     target: dict[str, Any]
@@ -68,6 +70,7 @@ class SweepOptions:
     percentiles: tuple[float, ...]
     result_dir: Path | None = None
     save_detailed: bool = False
+    held_for: dict[str, Any] = field(default_factory=dict)
 
 
 def run_sweep(
@@ -90,9 +93,11 @@ def run_sweep(
             run = run_point(point, make_driver())
             row = {
                 **describe(point),
+                "coordinates": coordinates_of(point, options),
                 **summarise(
                     run, goodput=options.goodput, metrics=options.metrics, percentiles=options.percentiles
                 ),
+                **outcome_columns(run),
                 "first_error": next((record.error for record in run.requests if record.error), ""),
             }
             if path is not None:
@@ -101,6 +106,26 @@ def run_sweep(
                 save_text(path, json.dumps(data) + "\n")
         rows.append(row)
     return rows
+
+
+def coordinates_of(point: Point, options: SweepOptions) -> dict[str, Any]:
+    """What a row of the point holds for, beside what was under test."""
+    workload = asdict(point.workload)
+    held = {"model": None, "hardware": None, "evidence": "measured", **options.held_for}
+    load = {
+        "concurrency": point.concurrency,
+        "request_rate": point.request_rate,
+        "burstiness": point.burstiness if point.request_rate is not None else None,
+        "max_concurrency": point.max_concurrency,
+    }
+    slo = workload.pop("slo")
+    metric = {
+        "latencies": [f"p{p:g}_{name}_ms" for name in options.metrics for p in options.percentiles],
+        "goodput": asdict(options.goodput),
+        "rates": "per second of the whole run",
+    }
+    coordinates = Coordinates(workload=workload, baseline=None, metric=metric, slo=slo, load=load, **held)
+    return json.loads(json.dumps(asdict(coordinates)))
 
 
 def describe(point: Point) -> dict[str, Any]:
@@ -143,10 +168,11 @@ def stored_row(path: Path) -> dict[str, Any] | None:
 
 
 def csv_text(rows: list[dict[str, Any]]) -> str:
-    """Rows as CSV; an insufficient sample is an empty field."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    """Rows as CSV; an insufficient sample is an empty field. What is no single value is left to the JSON."""
+    nested = ("coordinates", "clients", "claims")
+    columns = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in nested]
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from parity.errors import UsageError
+from scheduler.records import ServiceLevel
 
 LOWEST_TOKEN, TOKEN_BOUND = 3, 250  # token ids of prompts: plain ones in every vocabulary here
 
@@ -54,15 +55,17 @@ class Job:
     max_tokens: int
     turn: int = 0
     later_turns: tuple[tuple[int, ...], ...] = ()
+    client_id: str = "default"
+    priority: int = 0
+    slo: ServiceLevel = ServiceLevel()
 
     def following(self, output: Sequence[int]) -> Job | None:
         """The next turn: everything so far, then the user's next tokens."""
         if not self.later_turns:
             return None
-        return Job(
-            index=self.index,
+        return replace(
+            self,
             prompt=(*self.prompt, *output, *self.later_turns[0]),
-            max_tokens=self.max_tokens,
             turn=self.turn + 1,
             later_turns=self.later_turns[1:],
         )
@@ -72,6 +75,9 @@ class Job:
 class Workload:
     """What is sent. ``SHARED_FRACTION`` of each prompt is the same in shape ``shared``; ``turns`` per
     conversation in shape ``multi-turn``, where ``num_prompts`` counts requests, not conversations.
+
+    ``clients`` and ``priorities`` (from 0, the favoured one) take turns over the conversations; every
+    request has the objectives ``slo``.
     """
 
     name: str
@@ -80,6 +86,9 @@ class Workload:
     shape: PrefixShape = PrefixShape.UNIQUE
     turns: int = 3
     seed: int = 0
+    clients: int = 1
+    priorities: int = 1
+    slo: ServiceLevel = ServiceLevel()
 
     def jobs(self) -> list[Job]:
         """Requests in the order of sending; with several turns, the conversations' first ones."""
@@ -98,7 +107,17 @@ class Workload:
             else:
                 prompt = tokens(input_len)
             later = tuple(tokens(max(1, input_len // 4)) for _ in range(turns - 1))
-            jobs.append(Job(index=index, prompt=prompt, max_tokens=output_len, later_turns=later))
+            jobs.append(
+                Job(
+                    index=index,
+                    prompt=prompt,
+                    max_tokens=output_len,
+                    later_turns=later,
+                    client_id=f"client-{index % self.clients}" if self.clients > 1 else "default",
+                    priority=index % self.priorities,
+                    slo=self.slo,
+                )
+            )
         return jobs
 
     def longest_session(self) -> int:

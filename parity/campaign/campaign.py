@@ -25,7 +25,7 @@ from parity.cases.files import save_failing_case
 from parity.cases.policy_options import PolicyOptions
 from parity.cases.scenarios import SCENARIOS
 from parity.cases.shrink import fault_signature, is_same_fault, shrink_case
-from parity.cases.strategies import FEATURES, cases, edges, landmark, steady_backend
+from parity.cases.strategies import FEATURES, cases, edges, landmark, steady_backend, within_limits
 from parity.checkers.marks import MARKS
 from parity.errors import UsageError
 from parity.processes import process_pool
@@ -105,6 +105,7 @@ def draw_batch(order: dict[str, Any]) -> list[Case]:
     )
     @given(strategy)
     def take(case: Case) -> None:
+        case = within_limits(case)
         if case not in drawn:
             drawn.append(case)
 

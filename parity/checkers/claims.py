@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from parity.checkers.service import ServiceLedger, merged_spans, service_of
-from parity.history import Run, session_index
+from parity.history import Run, TraceStep, session_index
 from scheduler.records import Phase
+from scheduler.telemetry import StepRecord
 
 PREMISES = ("algorithm", "both_backlogged", "work_conserving", "no_preemption", "whole_prompts", "bounds")
 
@@ -47,6 +49,54 @@ class BoundClaim:
         return f"{self.verdict}: gap {self.gap}, bound {self.bound}, all premises observed"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What the premises are looked for in: the policy, ``lengths`` as (prompt, max_tokens) of every request,
+    the steps with their records, and the service.
+    """
+
+    policy: str
+    options: Mapping[str, Any]
+    lengths: Sequence[tuple[int, int]]
+    max_num_seqs: int
+    trace: Sequence[TraceStep]
+    records: Sequence[StepRecord]
+    ledger: ServiceLedger
+
+    def most_running_tokens(self) -> int:
+        """The most prompt and output tokens of the sessions of one step."""
+        return max((_tokens(traced) for traced in self.trace), default=0)
+
+    def waits(self, client_id: str) -> list[tuple[float, float]]:
+        """Intervals in ms in which a request of the client was waiting to enter."""
+        entered: dict[int, float] = {}
+        for traced in self.trace:
+            for request_id in traced.flight.views:
+                entered.setdefault(session_index(request_id), traced.flight.started_ms)
+        return merged_spans(
+            (
+                item.arrival_ms,
+                entered.get(item.session, float("inf") if item.ended_ms is None else item.ended_ms),
+            )
+            for item in self.ledger.served
+            if item.client_id == client_id
+        )
+
+    def longest_joint_wait(self, first: str, second: str) -> tuple[float, float]:
+        """The longest interval in ms in which both clients had requests waiting; (0, 0) without one."""
+        joint = (
+            (max(a, c), min(b, d))
+            for a, b in self.waits(first)
+            for c, d in self.waits(second)
+            if max(a, c) < min(b, d)
+        )
+        return max(joint, key=lambda span: span[1] - span[0], default=(0.0, 0.0))
+
+
+def _tokens(traced: TraceStep) -> int:
+    return sum(view.num_prompt_tokens + view.emitted for view in traced.flight.views.values())
+
+
 def claim_vtc_bound(
     run: Run,
     first: str,
@@ -59,61 +109,77 @@ def claim_vtc_bound(
     input_weight: int,
     output_weight: int,
 ) -> BoundClaim:
-    """Look for the premises in a run between ``start_ms`` and ``stop_ms``, and
-    claim the bound on the gap there only if all hold.
+    """``judge_vtc_bound`` of a case's run."""
+    case = run.case
+    observed = Observed(
+        policy=case.policy,
+        options=dict(case.policy_options),
+        lengths=[(len(session.prompt), session.max_tokens) for session in case.sessions],
+        max_num_seqs=case.max_num_seqs,
+        trace=run.trace,
+        records=run.records,
+        ledger=service_of(run, input_weight=input_weight, output_weight=output_weight, until_ms=stop_ms),
+    )
+    return judge_vtc_bound(
+        observed,
+        first,
+        second,
+        start_ms=start_ms,
+        stop_ms=stop_ms,
+        max_input_tokens=max_input_tokens,
+        max_running_tokens=max_running_tokens,
+        input_weight=input_weight,
+        output_weight=output_weight,
+    )
+
+
+def judge_vtc_bound(
+    observed: Observed,
+    first: str,
+    second: str,
+    *,
+    start_ms: float,
+    stop_ms: float,
+    max_input_tokens: int,
+    max_running_tokens: int,
+    input_weight: int,
+    output_weight: int,
+) -> BoundClaim:
+    """Look for the premises between ``start_ms`` and ``stop_ms``, and claim the bound on the gap there only
+    if all hold.
 
     ``both_backlogged``: each client has requests *waiting* all the time, as the theorem's backlog is the
     queue and what runs is out of it. ``whole_prompts``: prompts are computed whole in the step in which they
     enter, so that service is completed where Algorithm 2 charges it.
     """
-    ledger = service_of(run, input_weight=input_weight, output_weight=output_weight, until_ms=stop_ms)
-    options = dict(run.case.policy_options)
+    options, records = observed.options, observed.records
     premises = {
-        "algorithm": run.case.policy == "vtc"
+        "algorithm": observed.policy == "vtc"
         and options.get("input_weight", 1) == input_weight
         and options.get("output_weight", 2) == output_weight,
-        "both_backlogged": all(
-            any(start <= start_ms and stop_ms <= stop for start, stop in _queued(run, ledger, client))
+        "both_backlogged": start_ms < stop_ms
+        and all(
+            any(start <= start_ms and stop_ms <= stop for start, stop in observed.waits(client))
             for client in (first, second)
         ),
-        "work_conserving": _is_work_conserving(run, stop_ms),
-        "no_preemption": not any(record.preempted for record in run.records if record.now_ms <= stop_ms),
-        "whole_prompts": _computes_whole_prompts(run, stop_ms),
-        "bounds": max(len(session.prompt) for session in run.case.sessions) <= max_input_tokens
-        and max(
-            (
-                sum(view.num_prompt_tokens + view.emitted for view in traced.flight.views.values())
-                for traced in run.trace
-            ),
-            default=0,
-        )
-        <= max_running_tokens,
+        "work_conserving": _is_work_conserving(observed, stop_ms),
+        "no_preemption": not any(record.preempted for record in records if record.now_ms <= stop_ms),
+        "whole_prompts": _computes_whole_prompts(observed, stop_ms),
+        "bounds": max(prompt for prompt, _ in observed.lengths) <= max_input_tokens
+        and observed.most_running_tokens() <= max_running_tokens,
     }
     unit = max(input_weight * max_input_tokens, output_weight * max_running_tokens)
     return BoundClaim(
         premises=premises,
-        gap=ledger.gap_between(first, second, start_ms=start_ms, stop_ms=stop_ms),
+        gap=observed.ledger.gap_between(first, second, start_ms=start_ms, stop_ms=stop_ms),
         bound=2 * unit if all(premises.values()) else None,
     )
 
 
-def _queued(run: Run, ledger: ServiceLedger, client_id: str) -> list[tuple[float, float]]:
-    """Intervals in ms in which a request of the client was waiting to enter."""
-    entered: dict[int, float] = {}
-    for traced in run.trace:
-        for request_id in traced.flight.views:
-            entered.setdefault(session_index(request_id), traced.flight.started_ms)
-    return merged_spans(
-        (item.arrival_ms, entered.get(item.session, float("inf") if item.ended_ms is None else item.ended_ms))
-        for item in ledger.served
-        if item.client_id == client_id
-    )
-
-
-def _computes_whole_prompts(run: Run, stop_ms: float) -> bool:
+def _computes_whole_prompts(observed: Observed, stop_ms: float) -> bool:
     """Whether every session that entered had its whole prompt computed in that step, none of it shared."""
     entered: dict[str, None] = {}
-    for traced in run.trace:
+    for traced in observed.trace:
         if traced.flight.started_ms >= stop_ms:
             break
         for chunk in traced.flight.plan.chunks:
@@ -125,10 +191,10 @@ def _computes_whole_prompts(run: Run, stop_ms: float) -> bool:
     return True
 
 
-def _is_work_conserving(run: Run, stop_ms: float) -> bool:
+def _is_work_conserving(observed: Observed, stop_ms: float) -> bool:
     """No step left a session out that was running, or one waiting although there was room for any of them."""
-    largest = max(len(session.prompt) + session.max_tokens for session in run.case.sessions)
-    for traced, record in zip(run.trace, run.records, strict=True):
+    largest = max(prompt + most for prompt, most in observed.lengths)
+    for traced, record in zip(observed.trace, observed.records, strict=True):
         if traced.flight.started_ms >= stop_ms:
             break
         plan, views = traced.flight.plan, traced.flight.views
@@ -136,7 +202,7 @@ def _is_work_conserving(run: Run, stop_ms: float) -> bool:
             return False
         reserved = sum(view.future_rows for view in views.values() if view.phase is Phase.DECODE)
         full = (
-            len(plan.chunks) >= run.case.max_num_seqs
+            len(plan.chunks) >= observed.max_num_seqs
             or plan.ledger.num_tokens >= plan.ledger.max_num_batched_tokens
             or record.cells_available - reserved < largest
         )

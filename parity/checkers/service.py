@@ -4,13 +4,14 @@ starved; with the SLO beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from parity.checkers.outcomes import OutcomeLedger, Served, ledger_of, served_sessions
 from parity.history import Run, session_index
+from scheduler.flight import Flight
 from scheduler.policy.plan import NOT_READY
-from scheduler.records import IntentKind, Phase
+from scheduler.records import IntentKind, IterationResult, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,29 +112,31 @@ def merged_spans(spans: Iterable[tuple[float, float]]) -> list[tuple[float, floa
     return merged
 
 
+def service_events(flight: Flight, result: IterationResult, *, at_ms: float) -> Iterator[ServiceEvent]:
+    """Completed service of one step."""
+    for item in result.chunks:
+        view = flight.views[item.request_id]
+        prefilled = item.after - item.before if view.phase_at(item.before) is Phase.PREFILL else 0
+        outputs = int(item.token is not None)
+        if prefilled or outputs:
+            yield ServiceEvent(
+                at_ms=at_ms,
+                session=session_index(item.request_id),
+                client_id=view.request.client_id,
+                input_rows=prefilled,
+                outputs=outputs,
+            )
+
+
 def service_of(
     run: Run, *, input_weight: int = 1, output_weight: int = 2, until_ms: float = float("inf")
 ) -> ServiceLedger:
     """Read the completed service off a run's results; planned and failed work never appears."""
-    events = []
+    events: list[ServiceEvent] = []
     for traced in run.trace:
         result = traced.result
-        if result is None or result.finished_ms > until_ms:
-            continue
-        for item in result.chunks:
-            view = traced.flight.views[item.request_id]
-            prefilled = item.after - item.before if view.phase_at(item.before) is Phase.PREFILL else 0
-            outputs = int(item.token is not None)
-            if prefilled or outputs:
-                events.append(
-                    ServiceEvent(
-                        at_ms=result.finished_ms,
-                        session=view.index,
-                        client_id=view.request.client_id,
-                        input_rows=prefilled,
-                        outputs=outputs,
-                    )
-                )
+        if result is not None and result.finished_ms <= until_ms:
+            events += service_events(traced.flight, result, at_ms=result.finished_ms)
     return ServiceLedger(
         tuple(events),
         tuple(served_sessions(run, until_ms=until_ms)),

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from parity.bench.fairness import goodput_by_rate, outcome_lines
 from parity.bench.in_process import InProcessDriver
 from parity.bench.over_http import HttpDriver, check_reachable
 from parity.bench.plots import save_plots
@@ -21,15 +23,18 @@ from parity.bench.summary import METRICS, Goodput
 from parity.bench.sweep import Point, SweepOptions, csv_text, run_sweep
 from parity.bench.workload import MIXES, Lengths, PrefixShape, Workload
 from parity.errors import ExitCode, UsageError
+from parity.models import resolve_model
 from parity.outputs import check_output_folder
-from parity.run.profiles import provenance_line
+from parity.run.profiles import provenance, provenance_line
 from parity.serve.options import engine_options, settings_from, telemetry_option
 from parity.serve.served_model import EngineSettings, open_served
 from parity.store import save_text
 from parity.telemetry import step_log
+from scheduler.records import ServiceLevel
 
 DEFAULT_CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
 _AT_LEAST_ONE = click.IntRange(1)
+_POSITIVE = click.FloatRange(0, min_open=True)
 
 
 @click.command()
@@ -72,6 +77,23 @@ _AT_LEAST_ONE = click.IntRange(1)
 )
 @click.option(
     "--allow-failures", is_flag=True, help="Exit 0 though requests failed, e.g. past the ceiling on purpose."
+)
+@click.option("--clients", default=1, show_default=True, type=_AT_LEAST_ONE, help="Clients that take turns.")
+@click.option(
+    "--priorities",
+    default=1,
+    show_default=True,
+    type=_AT_LEAST_ONE,
+    help="Priorities that take turns, from 0, the favoured one.",
+)
+@click.option("--slo-ttft", type=_POSITIVE, metavar="MS", help="Objective of every request.")
+@click.option("--slo-tbt", type=_POSITIVE, metavar="MS", help="The same, from emission to emission.")
+@click.option(
+    "--alpha",
+    default=0.9,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Attainment of offered requests that dist_goodput asks for; with several --request-rate.",
 )
 @click.option("--percentile-metrics", default="ttft,tpot,itl,e2el", show_default=True)
 @click.option("--metric-percentiles", default="50,99", show_default=True)
@@ -118,6 +140,7 @@ def command(
         percentiles=percent_values(metric_percentiles),
         result_dir=result_dir if save_result else None,
         save_detailed=save_detailed,
+        held_for=held_for(settings, base_url),
     )
     click.echo(provenance_line(options["seed"]))
     if base_url is None:
@@ -128,6 +151,7 @@ def command(
         check_reachable(base_url)
         rows = sweep_with_progress(points, sweep, lambda: HttpDriver(base_url, model, api_key=api_key))
     Console(width=200).print(rows_table(rows))
+    print_outcomes(rows, alpha=options["alpha"])
     if save_result:
         save_text(
             result_dir / "rows.json",
@@ -139,6 +163,19 @@ def command(
     if report_failures(rows) and not allow_failures:
         return ExitCode.FAIL
     return ExitCode.PASS if all(row["completed"] for row in rows) else ExitCode.UNKNOWN
+
+
+def held_for(settings: EngineSettings, base_url: str | None) -> dict[str, Any]:
+    """Coordinates of all rows: the model (its bytes, where known), the processor, how it was measured."""
+    cpu = provenance().cpu
+    if base_url is not None:
+        hardware = {"cpu": cpu, "server": httpx.URL(base_url).host}
+        return {"model": settings.model, "hardware": hardware, "evidence": "measured over HTTP"}
+    return {
+        "model": resolve_model(settings.model).sha256,
+        "hardware": {"cpu": cpu, "threads": settings.n_threads, "kv_type": settings.kv_type},
+        "evidence": "measured in process",
+    }
 
 
 def rows_in_process(
@@ -154,14 +191,27 @@ def rows_in_process(
             served.close()
 
 
+def print_outcomes(rows: list[dict[str, Any]], *, alpha: float) -> None:
+    """How every row's requests ended, who got the service, what may be claimed, and the rates that hold."""
+    for row in rows:
+        for line in outcome_lines(row):
+            click.echo(f"{row['mix']} {row['prefix']}, {load_of(row)}: {line}")
+    for name, found in goodput_by_rate(rows, alpha=alpha).items():
+        points = ", ".join(f"{share:.3f} at {rate:g}" for rate, share in found.points)
+        click.echo(f"{name}: dist_goodput {found.rate:g} requests/s at alpha {alpha:g} (attainment {points})")
+
+
+def load_of(row: dict[str, Any]) -> str:
+    return " ".join(f"{name} {row[name]:g}" for name in ("concurrency", "request_rate") if row[name])
+
+
 def report_failures(rows: list[dict[str, Any]]) -> bool:
     """Print a line for every row with failed requests; whether there was one."""
     failed = [row for row in rows if row["failed"]]
     for row in failed:
-        load = " ".join(f"{name} {row[name]:g}" for name in ("concurrency", "request_rate") if row[name])
         click.echo(
-            f"{row['mix']} {row['prefix']}, {load}: {row['failed']} of {row['num_requests']} requests "
-            f"failed, the first with: {row['first_error']}"
+            f"{row['mix']} {row['prefix']}, {load_of(row)}: {row['failed']} of {row['num_requests']} "
+            f"requests failed, the first with: {row['first_error']}"
         )
     return bool(failed)
 
@@ -193,6 +243,9 @@ def make_points(options: dict[str, Any]) -> list[Point]:
             num_prompts=options["num_prompts"],
             shape=shape,
             seed=options["seed"],
+            clients=options["clients"],
+            priorities=options["priorities"],
+            slo=ServiceLevel(ttft_ms=options["slo_ttft"], tbt_ms=options["slo_tbt"]),
         )
         for name, length in lengths.items()
         for shape in shapes

@@ -68,6 +68,9 @@ _RATIO = click.FloatRange(0)
 @click.option("--margin-single-user", default=0.97, show_default=True, type=_RATIO)
 @click.option("--margin-prefix-ttft", default=1.0, show_default=True, type=_RATIO)
 @click.option("--margin-prefix-ttft-recurrent", default=1.0, show_default=True, type=_RATIO)
+@click.option("--margin-prefix-gain", default=1.0, show_default=True, type=_RATIO)
+@click.option("--margin-prefix-gain-recurrent", default=0.9, show_default=True, type=_RATIO)
+@click.option("--margin-poisson-goodput", default=1.0, show_default=True, type=_RATIO)
 @click.option("--margin-kv-bytes", default=1.05, show_default=True, type=_RATIO, help="At most.")
 @click.option(
     "--check-sessions",

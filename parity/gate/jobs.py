@@ -21,7 +21,7 @@ from parity.suites.policies import check_hash_seeds, check_policy, real_verdicts
 from parity.suites.suite import SuiteResult, pinned_splits, run_split_suite, run_suite
 from parity.suites.truth import measure_distances
 from scheduler.limits import Layout
-from scheduler.policies import policy_names
+from scheduler.policies import contracts, policy_names
 
 NOISE_DECADES = range(-8, 3)
 
@@ -178,7 +178,7 @@ def _run_mutants(job: GateJob) -> GateCheck:
 
 def _run_policies(job: GateJob) -> GateCheck:
     policies = policy_names()
-    checks = [*(check for name in policies for check in check_policy(name)), *check_hash_seeds(policies)]
+    checks = [*(check for name in contracts() for check in check_policy(name)), *check_hash_seeds(policies)]
     said = [(f"policy {c.policy}, {c.name}", c.verdict, "; ".join(c.problems)) for c in checks]
     for name, (verdict, text) in real_verdicts(policies, lambda what: None).items():
         said.append((f"policy {name}, llama.cpp", verdict, text))

@@ -262,8 +262,9 @@ def check_settings(case: Case) -> None:
             raise ValueError("it has no sessions")
         if case.kv_type not in KV_VALUE_BYTES:
             raise ValueError(f"unknown kv_type {case.kv_type!r}; known: {', '.join(KV_VALUE_BYTES)}")
-        pool_limits(case, known_family(case.family), ROW.for_layout(case.layout))
-        make_policy(case.policy, **dict(case.policy_options))
+        limits = pool_limits(case, known_family(case.family), ROW.for_layout(case.layout))
+        policy = make_policy(case.policy, **dict(case.policy_options))
+        policy.check_limits(case.step_limits(), max_session_tokens=limits.max_session_rows + 1)
     except (TypeError, ValueError) as error:
         raise UsageError("case cannot be run", why=str(error)) from error
 

@@ -137,6 +137,10 @@ class ServedModel:
         ``prefix_cache`` replace the settings' ones. Raises ``UsageError``.
         """
         chosen = policy_of(self.settings, policy)
+        try:
+            chosen.check_limits(self.steps, max_session_tokens=self.max_session_tokens)
+        except ValueError as error:
+            raise UsageError("policy cannot be made", why=str(error)) from error
         steps = self.steps if prefix_cache is None else replace(self.steps, prefix_cache=prefix_cache)
         self.engine.configure(self.limits)
         return Scheduler(self.engine, chosen, steps, model_digest=self.file.sha256, observer=observer)

@@ -32,7 +32,18 @@ from parity.run.runner import Replay, replay
 from parity.suites.workloads import TICK_MS, intervals, play, rows_per_step, session, workload
 from scheduler.limits import Layout
 from scheduler.policy.goodput import sweep_goodput
-from scheduler.records import ServiceLevel
+from scheduler.policy.reservation import (
+    Allocation,
+    Recovery,
+    Reservation,
+    ReservationEstimate,
+    answer_allocation,
+    estimate_reservation,
+    recovery_for,
+    request_allocation,
+    reservation_error,
+)
+from scheduler.records import Request, ServiceLevel, SessionState, SessionView
 
 Check = Callable[[], Iterable[str]]
 CONTRACT_CHECKS: dict[str, list[Check]] = {}
@@ -281,6 +292,63 @@ def goodput_is_the_last_rate_before_attainment_falls() -> Iterator[str]:
     sweep = sweep_goodput(attainment, [0.5, 1.0, 1.5, 2.0], alpha=0.9)
     yield from differs("goodput in requests a tick", sweep.rate, 1.0)  # two rows a tick are one request
     yield from differs("rates tried", [rate for rate, _ in sweep.points], [0.5, 1.0, 1.5])
+
+
+# -- reservation
+
+# Total outputs of three resume-ready requests that have each emitted one: maximum, point, p90, realised.
+TOTALS = {"A:0": (11, 5, 8, 9), "B:0": (10, 4, 7, 7), "C:0": (10, 4, 6, 8)}
+USED_ROWS, HARD_ROWS, WATERMARK_ROWS = 8, 28, 4
+
+
+def planned_reservations(reservation: Reservation) -> list[ReservationEstimate]:
+    """The estimates that fit, one after the other, each beside those before it."""
+    reserved, fitting = USED_ROWS, []
+    for index, (name, (most, *_)) in enumerate(TOTALS.items()):
+        request = Request(request_id=name, prompt=(1, 2), max_tokens=most)
+        view = SessionView(request, index, SessionState.SUSPENDED, 1, 0, 2, 0, 0, 1, True, 0.0, 1.0, 1.0)
+        estimate = estimate_reservation(reservation, view, reserved_rows=reserved, hard_rows=HARD_ROWS)
+        wish = request_allocation(estimate, epoch=1)
+        if wish is None:
+            continue
+        answer = answer_allocation(wish, available_rows=HARD_ROWS - reserved, total_rows=HARD_ROWS)
+        if answer.allocation is Allocation.GRANTED:
+            reserved += wish.rows
+            fitting.append(estimate)
+    return fitting
+
+
+@contract_of("fcfs")
+def each_reservation_admits_what_its_forecast_allows() -> Iterator[str]:
+    forecasts = {name: {"point": point, "p90": p90} for name, (_, point, p90, _) in TOTALS.items()}
+    kinds = {
+        "maximum": (Reservation(), ("AB", 27, 22, Recovery.NONE)),
+        "point": (Reservation(kind="point", forecasts=forecasts), ("ABC", 18, 29, Recovery.PREEMPT)),
+        "quantile": (Reservation(kind="quantile", forecasts=forecasts), ("ABC", 26, 29, Recovery.PREEMPT)),
+        "watermark": (
+            Reservation(kind="watermark", watermark_rows=WATERMARK_ROWS, forecasts=forecasts),
+            ("AB", 21, 22, Recovery.EXTEND),
+        ),
+    }
+    for kind, (reservation, (names, reserved, realised, recovery)) in kinds.items():
+        estimates = planned_reservations(reservation)
+        admitted = [item.request_id for item in estimates]
+        rows = USED_ROWS + sum(item.rows for item in estimates)
+        true = USED_ROWS + sum(TOTALS[name][3] - 1 for name in admitted)
+        yield from differs(f"{kind} admits", admitted, [f"{letter}:0" for letter in names])
+        yield from differs(f"{kind} reserves", rows, reserved)
+        yield from differs(f"{kind} meets", true, realised)
+        yield from differs(f"the error of {kind}", reservation_error(rows, true), reserved - realised)
+        asked = recovery_for(reserved_rows=rows, realised_rows=true, hard_rows=HARD_ROWS)
+        yield from differs(f"{kind} asks for", asked, recovery)
+
+
+@contract_of("fcfs")
+def a_watermark_holds_within_a_burst() -> Iterator[str]:
+    burst = [session(3, 7, first_token=1000 * (i + 1)) for i in range(5)]
+    option = {"reservation": {"kind": "watermark", "watermark_rows": 8}}
+    first = sorted(rows_per_step(play(*burst, options=option, pool_cells=40))[0])
+    yield from differs("who enters 40 rows of which 8 stay free", first, ["s0", "s1", "s2"])
 
 
 # -- fairness

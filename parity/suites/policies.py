@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from parity.cases.strategies import landmark, tokens_of
+from parity.cases.strategies import landmark, option_values, tokens_of, within_limits
 from parity.checkers.policy import (
     check_hidden_truth,
     check_logical_plans,
@@ -154,13 +154,23 @@ def parity_cases(policy: str) -> list[Case]:
     return made
 
 
+def option_cases(policy: str) -> list[Case]:
+    """The busy case once for every value that is drawn for an option of the policy."""
+    return [
+        within_limits(replace(busy_case(policy), policy_options=((name, value),)))
+        for name, values in option_values(policy).items()
+        for value in values
+    ]
+
+
 def check_parity(policy: str) -> Iterable[str]:
     """Every session gives what it gives alone, twice; no illegal plan, no lost cell, no standstill."""
-    for case in parity_cases(policy):
+    for case in [*parity_cases(policy), *option_cases(policy)]:
         outcome = run_exact_case(case)
         if outcome.verdict is not Verdict.PASS:
             said = outcome.problems or (outcome.reason or f"{len(outcome.divergences)} divergences",)
-            yield f"{case.family} {case.layout.value}: {'; '.join(said)}"
+            options = "".join(f" {name}={value}" for name, value in case.policy_options)
+            yield f"{case.family} {case.layout.value}{options}: {'; '.join(said)}"
 
 
 def check_plans(policy: str) -> Iterable[str]:

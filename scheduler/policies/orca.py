@@ -8,7 +8,7 @@ from scheduler.policy.base import PlanBuilder, Policy
 from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.policy.overload import QUEUE, Overload
 from scheduler.policy.state import SchedulerState
-from scheduler.records import Phase, PolicyIdentity, Refusal, Request, SessionState, SessionView
+from scheduler.records import PolicyIdentity, Refusal, Request, SessionState, SessionView
 
 
 class Orca(Policy):
@@ -98,8 +98,6 @@ class Orca(Policy):
 
     def _whole(self, state: SchedulerState, view: SessionView, start: int, plan: PlanBuilder) -> bool:
         """Whether the rows up to the phase's end can go in this plan, or could never go in one plan."""
-        if view.state is SessionState.RUNNING and view.phase is Phase.DECODE:
-            return True
         rows = max(view.committed, view.num_prompt_tokens if view.emitted == 0 else 0) - start
         most = min(state.max_num_batched_tokens, state.max_chunk_tokens)
         return rows > most or rows <= plan.tokens_left

@@ -8,7 +8,7 @@ from typing import Any
 
 from scheduler.policy.base import PlanBuilder, Policy
 from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
-from scheduler.policy.cost import ExclusiveCost, deadline_ms
+from scheduler.policy.cost import ExclusiveCost, deadline_ms, why_infeasible
 from scheduler.policy.state import SchedulerState
 from scheduler.records import IterationPlan, Phase, PolicyIdentity, SessionState, SessionView
 
@@ -64,10 +64,8 @@ class ScorpioGuard(Policy):
     # -- TTFT guard
 
     def rejects(self, state: SchedulerState, view: SessionView) -> str | None:
-        finish = self.cost.emission_ms(view, state.now_ms, state.memory.cached_tokens(view))
-        if view.emitted == 0 and finish > deadline_ms(view):
-            return f"first token at {finish:g} ms at the earliest, due at {deadline_ms(view):g} ms"
-        return super().rejects(state, view)
+        late = why_infeasible(view, state.now_ms, self.cost, state.memory.cached_tokens(view))
+        return super().rejects(state, view) if late is None else late
 
     def order_key(self, state: SchedulerState, view: SessionView) -> tuple:
         running = view.state is SessionState.RUNNING

@@ -47,9 +47,20 @@ def deadline_ms(view: SessionView) -> float:
     return float("inf") if limit is None else view.last_emitted_ms + limit
 
 
-def slack_ms(view: SessionView, now_ms: float, cost: ExclusiveCost, cached: int = 0) -> float:
-    """Predicted slack: deadline minus predicted emission.
+def headroom_ms(view: SessionView, now_ms: float) -> float:
+    """Time that is left until the deadline: a fact, whatever the work will take (M5.2, F32)."""
+    return deadline_ms(view) - now_ms
 
-    Headroom is ``deadline - now`` and is another thing.
-    """
+
+def slack_ms(view: SessionView, now_ms: float, cost: ExclusiveCost, cached: int = 0) -> float:
+    """Predicted slack: deadline minus predicted emission, which is headroom less predicted time (F34)."""
     return deadline_ms(view) - cost.emission_ms(view, now_ms, cached)
+
+
+def why_infeasible(view: SessionView, now_ms: float, cost: ExclusiveCost, cached: int = 0) -> str | None:
+    """Why the first token cannot come in time even if the session ran alone from now on, or None."""
+    finish = cost.emission_ms(view, now_ms, cached)
+    if view.emitted or finish <= deadline_ms(view):
+        return None
+    due, left = deadline_ms(view), headroom_ms(view, now_ms)
+    return f"first token at {finish:g} ms at the earliest, due at {due:g} ms, {left:g} ms from now"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scheduler.policy.cost import ExclusiveCost, deadline_ms
+from scheduler.policy.cost import ExclusiveCost, why_infeasible
 from scheduler.policy.state import SchedulerState
 from scheduler.records import Refusal, Request, SessionView
 
@@ -39,13 +39,10 @@ class Overload:
 
     def rejects(self, state: SchedulerState, view: SessionView) -> str | None:
         """Why a waiting session is given up, or None."""
-        if self.kind != "reject_infeasible" or view.emitted:
+        if self.kind != "reject_infeasible":
             return None
         cost = ExclusiveCost(self.tick_ms, self.tokens_per_tick)
-        finish = cost.emission_ms(view, state.now_ms, state.memory.cached_tokens(view))
-        if finish > deadline_ms(view):
-            return f"first token at {finish:g} ms at the earliest, due at {deadline_ms(view):g} ms"
-        return None
+        return why_infeasible(view, state.now_ms, cost, state.memory.cached_tokens(view))
 
 
 QUEUE = Overload()

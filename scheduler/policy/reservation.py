@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from scheduler.records import SessionView
 
@@ -62,3 +63,114 @@ class Reservation:
 
 
 MAXIMUM = Reservation()
+
+
+# -- estimate, request, result: three records with three writers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationEstimate:
+    """Written by the policy: ``rows`` that a session may still append, beside ``reserved_rows`` of others,
+    under a hard ceiling and a watermark below it. It allocates nothing.
+    """
+
+    request_id: str
+    generation: int
+    kind: str
+    rows: int
+    reserved_rows: int
+    hard_rows: int
+    watermark_rows: int
+
+    @property
+    def soft_rows(self) -> int:
+        """``C_hard - W`` (M5.2, F28)."""
+        return self.hard_rows - self.watermark_rows
+
+    @property
+    def fits(self) -> bool:
+        """``R + A <= C_soft`` (F29)."""
+        return self.reserved_rows + self.rows <= self.soft_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationRequest:
+    """Written by the policy for the memory: rows wished for one session, in one epoch of the pool."""
+
+    request_id: str
+    generation: int
+    epoch: int
+    rows: int
+
+
+class Allocation(Enum):
+    """What the memory says: the rows are there, not now, or never in this pool."""
+
+    GRANTED, UNAVAILABLE, FAILED = "granted", "unavailable", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationResult:
+    """A fact about one request of one epoch, from what the memory has and never from the estimate."""
+
+    request: AllocationRequest
+    allocation: Allocation
+
+
+def answer_allocation(
+    request: AllocationRequest, *, available_rows: int, total_rows: int
+) -> AllocationResult:
+    """The memory's answer to a wish, given its facts of the same epoch."""
+    if request.rows <= available_rows:
+        return AllocationResult(request, Allocation.GRANTED)
+    kind = Allocation.UNAVAILABLE if request.rows <= total_rows else Allocation.FAILED
+    return AllocationResult(request, kind)
+
+
+class Recovery(Enum):
+    """What an underestimated session asks for: nothing, more rows below the ceiling, or somebody's rows."""
+
+    NONE, EXTEND, PREEMPT = "none", "extend", "preempt"
+
+
+def estimate_reservation(
+    reservation: Reservation, view: SessionView, *, reserved_rows: int, hard_rows: int
+) -> ReservationEstimate:
+    """What admitting a session would reserve now: a running or resumed one ``max(G - e, 0)`` rows (F24), a
+    new one what is left of its prompt and ``max(G - 1, 0)`` (F25).
+    """
+    outputs = reservation.total_outputs(view)
+    if view.emitted:
+        rows = max(outputs - view.emitted, 0)
+    else:
+        rows = view.num_prompt_tokens - max(view.computed, view.committed) + max(outputs - 1, 0)
+    return ReservationEstimate(
+        request_id=view.request_id,
+        generation=view.request.generation,
+        kind=reservation.kind,
+        rows=rows,
+        reserved_rows=reserved_rows,
+        hard_rows=hard_rows,
+        watermark_rows=reservation.watermark_rows,
+    )
+
+
+def request_allocation(estimate: ReservationEstimate, *, epoch: int) -> AllocationRequest | None:
+    """The wish that follows from an estimate, or None when it does not fit and the session waits."""
+    if not estimate.fits:
+        return None
+    return AllocationRequest(
+        request_id=estimate.request_id, generation=estimate.generation, epoch=epoch, rows=estimate.rows
+    )
+
+
+def reservation_error(estimated_rows: int, realised_rows: int) -> int:
+    """Above 0: held back and unused; below 0: too little (F27). Known in hindsight only."""
+    return estimated_rows - realised_rows
+
+
+def recovery_for(*, reserved_rows: int, realised_rows: int, hard_rows: int) -> Recovery:
+    """What is asked for when ``realised_rows`` turn out where ``reserved_rows`` were reserved."""
+    if realised_rows <= reserved_rows:
+        return Recovery.NONE
+    return Recovery.EXTEND if realised_rows <= hard_rows else Recovery.PREEMPT

@@ -154,7 +154,7 @@ def test_no_policy_has_a_livelock_in_a_small_pool(policy: str) -> None:
             serving = Serving(
                 policy=policy,
                 prefix_block_tokens=1,
-                max_num_seqs=4,
+                max_num_seqs=3 if policy.startswith("vllm_") else 4,
                 cells=6,
                 ids=ids,
                 recurrent=recurrent,

@@ -225,11 +225,15 @@ def test_gate_has_a_row_for_every_claim_and_overload_refuses_instead_of_failing(
     assert list(rows) == [
         "throughput, N=4",
         "p99 latency, N=4",
+        "p99 TTFT, N=4",
         "goodput, N=4",
         "KV bytes per session, N=4",
         "scaling curve, N=1",
         "scaling curve, N=4",
         "shared-prefix TTFT, times faster",
+        "shared-prefix gain in throughput, N=4",
+        "goodput, Poisson 1.5 x single lane",
+        "p99 TTFT, Poisson 1.5 x single lane",
         "overload, failures",
     ]
     assert rows["p99 latency, N=4"].verdict is Verdict.UNKNOWN  # eight requests carry no p99

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from parity.serve.requests import WITHOUT_EFFECT, AskLimits, BadRequest, parse_json, read_ask
+from scheduler.records import ServiceLevel
 
 LIMITS = AskLimits(
     model_name="m",
@@ -128,6 +129,9 @@ def ask(prompt=(5, 6, 7), *, is_chat=False, **data):
         ("priority", {"priority": 1.0}),
         ("messages", {"messages": []}),
         *[(name, {name: value}) for name, value in NOT_HONOURED.items()],
+        ("slo", {"slo": {"e2el_ms": 5}}),
+        ("slo.tbt_ms", {"slo": {"tbt_ms": "5"}}),
+        ("slo.tbt_ms", {"slo": {"tbt_ms": True}}),
     ],
 )
 def test_request_with_a_bad_parameter_is_refused_by_name(parameter, data):
@@ -135,6 +139,15 @@ def test_request_with_a_bad_parameter_is_refused_by_name(parameter, data):
         ask(**data)
     assert (refused.value.status, refused.value.parameter) == (400, parameter)
     assert parameter in refused.value.message
+
+
+def test_what_a_policy_looks_at_reaches_the_scheduler():
+    request = ask(user="alice", priority=3, slo={"ttft_ms": 200, "tbt_ms": None}).to_request(
+        "r", arrival_ms=7.0
+    )
+    assert (request.client_id, request.priority, request.arrival_ms) == ("alice", 3, 7.0)
+    assert request.slo == ServiceLevel(ttft_ms=200.0)
+    assert ask().to_request("r", arrival_ms=0.0).slo == ServiceLevel()
 
 
 def test_neutral_values_of_unsupported_parameters_are_accepted():

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from parity.cases.strategies import cases
+from parity.cases.strategies import cases, within_limits
 from parity.records import Case
 from parity.run.runner import expected_answers, replay
 from parity.suites.policies import busy_case, crowded_case
@@ -45,7 +45,7 @@ def test_all_policies_give_identical_outputs_and_differ_in_their_traces(family, 
         expected = expected_answers(case)
         schedules = {}
         for policy in POLICIES:
-            played = replay(replace(case, policy=policy))
+            played = replay(within_limits(replace(case, policy=policy)))
             assert played.run.problems == [], policy
             for index, end in played.run.completions.items():
                 whole = end.reason in (FinishReason.LENGTH, FinishReason.STOP)

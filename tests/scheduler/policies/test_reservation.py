@@ -11,6 +11,16 @@ from parity.run.runner import replay
 from parity.suites.workloads import play, rows_per_step, session, workload
 from scheduler.legality import validate_plan
 from scheduler.policies import make_policy
+from scheduler.policy.reservation import (
+    Allocation,
+    AllocationRequest,
+    Recovery,
+    answer_allocation,
+    estimate_reservation,
+    recovery_for,
+    request_allocation,
+    reservation_error,
+)
 from scheduler.policy.state import SchedulerState
 from scheduler.records import Request, SessionState, SessionView
 
@@ -214,3 +224,68 @@ def test_a_second_session_enters_up_to_the_soft_ceiling_exactly(watermark, first
 def test_a_watermark_yields_to_a_session_that_runs_alone():
     option = {"reservation": {"kind": "watermark", "watermark_rows": 8}}
     assert len(play(session(30, 11), options=option, pool_cells=40).outputs[0]) == 11
+
+
+# -- estimate, request, result
+
+
+def estimate(kind: str, view: SessionView, *, reserved: int = 0, hard: int = 28):
+    reservation = make_policy("fcfs", reservation=POLICIES[kind]).reservation
+    return estimate_reservation(reservation, view, reserved_rows=reserved, hard_rows=hard)
+
+
+def test_an_estimate_of_a_resumed_session_is_what_its_forecast_leaves():
+    view = resume_ready(0, "A:0", 11)
+    assert [estimate(kind, view).rows for kind in POLICIES] == [10, 4, 7, 7]
+
+
+def test_an_estimate_of_a_new_session_is_its_prompt_and_all_outputs_but_the_first():
+    request = Request(request_id="A:0", prompt=(1, 2, 3), max_tokens=11)
+    new = SessionView(request, 0, SessionState.WAITING, 0, 0, 0, 0, 0, 0, True, 0.0, None, None)
+    assert [estimate(kind, new).rows for kind in POLICIES] == [13, 7, 10, 10]
+
+
+@pytest.mark.parametrize(("kind", "reserved", "fits"), [("p90", 21, True), ("p90", 22, False)])
+def test_a_request_for_rows_follows_an_estimate_that_fits_exactly(kind, reserved, fits):
+    made = estimate(kind, resume_ready(0, "A:0", 11), reserved=reserved)
+    wish = request_allocation(made, epoch=3)
+    assert made.fits is fits is (wish is not None)
+    if wish is not None:
+        assert (wish.request_id, wish.generation, wish.epoch, wish.rows) == ("A:0", 0, 3, 7)
+
+
+@pytest.mark.parametrize(("reserved", "fits"), [(17, True), (18, False)])
+def test_the_soft_ceiling_lies_a_watermark_below_the_hard_one(reserved, fits):
+    made = estimate("watermark", resume_ready(0, "A:0", 11), reserved=reserved)
+    assert (made.soft_rows, made.fits) == (24, fits)
+
+
+@pytest.mark.parametrize(
+    ("reserved", "realised", "recovery"),
+    [
+        (21, 21, Recovery.NONE),
+        (21, 22, Recovery.EXTEND),
+        (26, 28, Recovery.EXTEND),
+        (26, 29, Recovery.PREEMPT),
+    ],
+)
+def test_an_underestimate_is_extended_up_to_the_hard_ceiling_and_then_takes_somebodys_rows(
+    reserved, realised, recovery
+):
+    assert recovery_for(reserved_rows=reserved, realised_rows=realised, hard_rows=28) is recovery
+    assert reservation_error(reserved, realised) == reserved - realised
+
+
+@pytest.mark.parametrize(
+    ("rows", "answer"),
+    [
+        (7, Allocation.GRANTED),
+        (8, Allocation.UNAVAILABLE),
+        (28, Allocation.UNAVAILABLE),
+        (29, Allocation.FAILED),
+    ],
+)
+def test_the_memory_answers_from_its_own_facts(rows, answer):
+    wish = AllocationRequest(request_id="A:0", generation=0, epoch=3, rows=rows)
+    result = answer_allocation(wish, available_rows=7, total_rows=28)
+    assert (result.request, result.allocation) == (wish, answer)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from parity.suites.workloads import intervals, play, rows_per_step, session
+from parity.run.runner import replay
+from parity.suites.workloads import intervals, play, rows_per_step, session, workload
 from scheduler.limits import StepLimits
 from scheduler.policies import make_policy
 from scheduler.records import IllegalTransition, Request, SessionState, SessionView
@@ -78,6 +79,7 @@ def test_running_sessions_come_before_waiting_ones_and_share_one_budget():
         session(4, 2, at=2, first_token=5000),
         policy="vllm_fcfs",
         max_num_batched_tokens=8,
+        max_num_seqs=8,
     )
     assert rows_per_step(played)[:5] == [
         {"s0": 4},
@@ -190,6 +192,8 @@ def test_limits_that_contradict_each_other_are_refused_as_by_vllm(policy):
         made.check_limits(replace(even, max_num_batched_tokens=7), max_session_tokens=20)
     with pytest.raises(ValueError, match="long_prefill_threshold 20 is above the 19 tokens"):
         made.check_limits(even, max_session_tokens=19)
+    with pytest.raises(ValueError, match="max_num_batched_tokens 7 is below max_num_seqs 8"):
+        replay(workload(session(1, 1), policy=policy, max_num_batched_tokens=7, max_num_seqs=8))
     with pytest.raises(ValueError, match="long_prefill_threshold -1"):
         make_policy(policy, long_prefill_threshold=-1)
 
