@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from parity.records import Case, Fault
+import numpy as np
+
+from parity.records import Case, Fault, Finding
 from scheduler.loop import Flight
 from scheduler.records import Completion, IterationResult, Refusal
 from scheduler.telemetry import StepRecord
@@ -21,9 +24,40 @@ class TraceStep:
     result: IterationResult | None
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one session gave: token ids and per token a digest of the logits that it was chosen from."""
+
+    tokens: Sequence[int]
+    digests: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """A generation of session ``session`` that was given up at ``fault`` and submitted anew: how it ended
+    after step ``ended_at``, and the steps and tokens that its caller had been given.
+    """
+
+    session: int
+    fault: Fault
+    completion: Completion
+    ended_at: int
+    emitted_at: tuple[int, ...]
+    stream: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class Run:
-    """The history of one case. ``emitted_at[i]`` lists the scheduler step of every token of session i."""
+    """The history of one case.
+
+    ``emitted_at[i]`` lists the scheduler step of every token of session i, ``streams[i]`` those tokens as the
+    engine gave them, which is what a caller that streams has seen; ``ended_at[i]`` is the step after which
+    its end was there. ``earlier`` are generations that were given up, all else is of the last one.
+    ``findings`` are what the driver saw go wrong while it ran: no progress, illegal transitions, lost cells,
+    ends. ``answers`` are what the sessions gave, ``logits`` their rows, float32 [n_vocab] for each generated
+    token, where the engine shows them; ``leftovers`` what is still held after the case, ``lost`` which stage
+    of a chain ended, and how.
+    """
 
     case: Case
     completions: dict[int, Completion] = field(default_factory=dict)
@@ -31,9 +65,29 @@ class Run:
     records: list[StepRecord] = field(default_factory=list)
     trace: list[TraceStep] = field(default_factory=list)
     emitted_at: dict[int, list[int]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    streams: dict[int, list[int]] = field(default_factory=dict)
+    ended_at: dict[int, int] = field(default_factory=dict)
+    earlier: list[Earlier] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     fired: list[Fault] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)  # what the engine said when a step failed
+    answers: Mapping[int, Answer] = field(default_factory=dict)
+    logits: Mapping[int, Sequence[np.ndarray]] = field(default_factory=dict)
+    leftovers: str = ""
+    lost: str = ""
+
+    @property
+    def problems(self) -> list[str]:
+        """What the driver saw go wrong, one sentence each."""
+        return [str(finding) for finding in self.findings]
+
+    @property
+    def signature(self) -> list[tuple]:
+        """What must be the same when the case runs again: ends, tokens, logits."""
+        return [
+            (index, end.reason, tuple(end.tokens), tuple(self.answers[index].digests))
+            for index, end in sorted(self.completions.items())
+        ]
 
 
 def session_index(request_id: str) -> int:

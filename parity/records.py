@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any
 
 from parity.errors import ExitCode, UsageError
@@ -43,10 +44,15 @@ class Tier(Enum):
 
 
 class FaultKind(Enum):
-    """What happens during a run. The first two are ordinary events, the rest are failures of something."""
+    """What happens during a run. The first three are ordinary events, the rest are failures of something.
+
+    RESUBMIT is a caller that gives up and asks the same again under the same id: a cancel, and as soon as it
+    has taken effect a new submission with the next generation.
+    """
 
     CANCEL = "cancel"
     PREEMPT = "preempt"
+    RESUBMIT = "resubmit"
     NO_SLOT = "no_slot"
     DECODE_ERROR = "decode_error"
     SLOW_STEP = "slow_step"
@@ -61,8 +67,8 @@ class FaultKind(Enum):
 class Fault:
     """One fault: before step ``step``, or, with ``in_flight``, between that step's launch and its result.
 
-    ``session`` is an index into the case's sessions for cancel and preempt; ``call`` is the native call that
-    fails; ``amount`` is ms for a slow step or a clock jump.
+    ``session`` is an index into the case's sessions for cancel, preempt and resubmit; ``call`` is the native
+    call that fails; ``amount`` is ms for a slow step or a clock jump.
     """
 
     kind: FaultKind
@@ -229,9 +235,72 @@ class Divergence:
     distances: tuple[float, ...] = ()
 
 
+BITS, BYTES, CRASH, INTERNAL = "bits", "bytes", "crash", "internal"
+NOISE = "noise"
+_COUNTED_APART = (BITS, BYTES, NOISE, CRASH)  # explained by divergences, or by the engine's own last words
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a checker found wrong: by whom, in one sentence, and as data.
+
+    ``checker`` is the checker's name. ``data`` is JSON-able and has what is known of: ``step`` (the
+    scheduler's), ``session``, ``stage``, ``cells``, ``operation``, and ``exception`` (the type's name) where
+    the checker itself broke.
+    """
+
+    checker: str
+    text: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_law(self) -> bool:
+        """Found by another check than identity (whose findings divergences explain) and no crash."""
+        return self.checker not in _COUNTED_APART
+
+    def __str__(self) -> str:
+        return f"{self.checker}: {self.text}"
+
+
+def earliest_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """In order of scheduler steps; those that belong to no step last, otherwise as they were found."""
+    return tuple(sorted(findings, key=lambda finding: finding.data.get("step", float("inf"))))
+
+
+def verdict_of(
+    findings: Iterable[Finding],
+    *,
+    sessions: int,
+    tier: Tier,
+    layout: Layout,
+    marks: Mapping[str, int] = MappingProxyType({}),
+    required: Iterable[str] = (),
+    inexact: str = "",
+) -> tuple[Verdict, str]:
+    """The verdict and its reason (empty for a pass): the only place where one is made.
+
+    ``sessions`` were judged; ``required`` names the marks that may not be zero in ``marks``; ``inexact``
+    says why logits cannot be compared here. Other logits than alone count under tier bits, unless they cannot
+    be compared; in ``stock`` they are weighed as noise, whose checker has the word. Everything else counts
+    always. Where nothing is wrong, nothing compared and bits that could not be compared are unknown.
+    """
+    compares_bits = tier is Tier.BITS and not inexact and layout is not Layout.STOCK
+    measured = (BITS, BYTES) if layout is Layout.STOCK else () if compares_bits else (BITS,)
+    if any(finding.checker not in measured for finding in findings):
+        return Verdict.FAIL, "a case failed"
+    missing = [mark for mark in required if not marks.get(mark)]
+    if missing:
+        return Verdict.FAIL, f"nothing exercised: {', '.join(missing)}"
+    if not sessions:
+        return Verdict.UNKNOWN, "no session was compared"
+    if tier is Tier.BITS and inexact and layout is not Layout.STOCK:
+        return Verdict.UNKNOWN, f"bits not comparable: {inexact}"
+    return Verdict.PASS, ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one case came to. ``problems`` are failed checks other than identity, one sentence each.
+    """What one case came to. ``findings`` is everything that was found wrong, earliest first.
 
     In ``stock`` ``noise`` is how far logits moved, ``changes`` counts changed tokens by why they changed, and
     ``divergences`` are only those that noise does not explain.
@@ -245,28 +314,52 @@ class Outcome:
     crashed: bool = False
     reason: str = ""
     divergences: tuple[Divergence, ...] = ()
-    problems: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     marks: Mapping[str, int] = field(default_factory=dict)
     noise: tuple[float, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
     stderr: str = ""
 
-    def reaches(self, tier: Tier) -> bool:
-        """Whether nothing went wrong and every session is identical as far as ``tier`` compares."""
-        identical = self.bit_identical if tier is Tier.BITS else self.byte_identical
-        return not self.crashed and not self.problems and identical == self.sessions
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Findings other than of identity, one sentence each."""
+        return tuple(str(finding) for finding in self.findings if finding.is_law)
+
+    def verdict_for(self, tier: Tier, *, inexact: str = "") -> Verdict:
+        """The verdict when ``tier`` is compared."""
+        return verdict_of(
+            self.findings, sessions=self.sessions, tier=tier, layout=self.case.layout, inexact=inexact
+        )[0]
+
+
+def crashed_outcome(case: Case, reason: str, *, stderr: str = "") -> Outcome:
+    """The engine ended its process, hung, or would have: ``reason`` in its own words."""
+    return Outcome(
+        case=case,
+        verdict=Verdict.FAIL,
+        crashed=True,
+        reason=reason,
+        findings=(Finding(CRASH, reason),),
+        stderr=stderr,
+    )
+
+
+def broken_outcome(case: Case, error: str, *, stderr: str) -> Outcome:
+    """The scheduler under test, or code of ours, raised ``error``: what a case came to, not a run's end."""
+    found = Finding(INTERNAL, " ".join(error.split()))
+    return Outcome(case=case, verdict=Verdict.FAIL, findings=(found,), stderr=stderr)
 
 
 def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
-    """JSON-able form of an outcome without its case."""
+    """JSON-able form of an outcome without its case; ``problems`` are the findings' texts."""
     data = asdict(replace(outcome, case=None))
-    data["verdict"] = outcome.verdict.value
+    data["verdict"], data["problems"] = outcome.verdict.value, list(outcome.problems)
     return data
 
 
 def outcome_from_data(case: Case, data: dict[str, Any]) -> Outcome:
     """What ``outcome_to_data`` wrote, its case attached again."""
-    tuples = {key: tuple(data[key]) for key in ("problems", "noise")}
+    findings = tuple(Finding(**item) for item in data["findings"])
     divergences = tuple(
         Divergence(
             **{
@@ -280,6 +373,12 @@ def outcome_from_data(case: Case, data: dict[str, Any]) -> Outcome:
         )
         for item in data["divergences"]
     )
-    return Outcome(
-        **{**data, **tuples, "case": case, "divergences": divergences, "verdict": Verdict(data["verdict"])}
-    )
+    made = {
+        "case": case,
+        "verdict": Verdict(data["verdict"]),
+        "divergences": divergences,
+        "findings": findings,
+        "noise": tuple(data["noise"]),
+    }
+    kept = {key: value for key, value in data.items() if key != "problems"}
+    return Outcome(**{**kept, **made})

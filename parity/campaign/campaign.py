@@ -25,7 +25,7 @@ from parity.campaign.rerun import Rerun
 from parity.cases.files import save_failing_case
 from parity.cases.scenarios import SCENARIOS
 from parity.cases.shrink import fault_signature, is_same_fault, shrink_case
-from parity.cases.strategies import FEATURES, cases, landmark, steady_backend
+from parity.cases.strategies import FEATURES, cases, edges, landmark, steady_backend
 from parity.checkers.marks import MARKS
 from parity.errors import UsageError
 from parity.records import Case, FaultKind, Outcome, Verdict
@@ -87,7 +87,7 @@ def draw_batch(order: dict[str, Any]) -> list[Case]:
         strategy = scenario.at(family, layout, policy=policy)
     else:
         strategy = cases(family, layout, policy=policy)
-        drawn.append(landmark(family, layout, policy=policy))
+        drawn += [fixed(family, layout, policy=policy) for fixed in (landmark, edges)]
 
     @seed(order["seed"] * 1_000_003 + order["number"])
     @settings(
@@ -179,12 +179,7 @@ def first_complaint(outcome: Outcome) -> str:
     """One line: the first thing that was wrong."""
     if outcome.crashed:
         return f"crash: {outcome.reason}"
-    if outcome.problems:
-        return outcome.problems[0]
-    if outcome.divergences:
-        first = outcome.divergences[0]
-        return f"session {first.session} differs from its token {first.step} on"
-    return outcome.reason
+    return str(outcome.findings[0]) if outcome.findings else outcome.reason
 
 
 # -- Runs a campaign's batches on an executor, keeps count, and keeps what failed.

@@ -11,6 +11,7 @@ from enum import Enum
 
 from parity.campaign.rerun import Rerun
 from parity.cases.shrink import fault_signature, first_divergence, moved_by_rounding, without_sessions
+from parity.checkers.ends import REPRODUCIBILITY
 from parity.models.families import load_family
 from parity.records import Case, Divergence, FaultKind, Outcome, Verdict
 
@@ -50,7 +51,7 @@ def diagnose(case: Case, run: Rerun) -> Diagnosis | None:
     if outcome.crashed:
         return Diagnosis(cause=Cause.ENGINE_CRASH, evidence=(outcome.reason, *_last_lines(outcome.stderr)))
     again = run(case)
-    unstable = any(problem.startswith("not reproducible") for problem in outcome.problems)
+    unstable = any(finding.checker == REPRODUCIBILITY for finding in outcome.findings)
     if unstable or _facts(again) != _facts(outcome):
         return Diagnosis(
             cause=Cause.NOT_REPRODUCIBLE, evidence=(*outcome.problems, "two runs of the case differ")

@@ -32,8 +32,8 @@ def fault_signature(outcome: Outcome) -> tuple[str, ...]:
         return ()
     if outcome.crashed:
         return ("crash", _shape(outcome.reason))
-    if outcome.problems:
-        return ("problem", _shape(outcome.problems[0].partition(":")[0]))
+    if broken := [finding for finding in outcome.findings if finding.is_law]:
+        return ("problem", broken[0].checker)
     if outcome.divergences:
         case, first = outcome.case, first_divergence(outcome)
         kind = "rounding" if moved_by_rounding(first) else "content"
@@ -115,7 +115,7 @@ def without_sessions(case: Case, dropped: set[int]) -> Case:
     """The case less some sessions, their faults gone and the others renumbered."""
     kept = [index for index in range(len(case.sessions)) if index not in dropped]
     number = {old: new for new, old in enumerate(kept)}
-    aimed = ("cancel", "preempt")
+    aimed = ("cancel", "preempt", "resubmit")
     faults = tuple(
         replace(fault, session=number.get(fault.session, 0))
         for fault in case.faults

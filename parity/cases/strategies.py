@@ -17,6 +17,7 @@ from parity.records import Case, Fault, FaultKind, Session
 from scheduler.limits import Layout
 from scheduler.records import SamplingParams
 
+TINY_VOCABULARY = tuple(range(264))  # every token of the tiny models, as stop tokens: one is sure to come
 BYTE_TOKENS = 250  # token ids below this are plain bytes in every tiny vocabulary
 FEATURES = (
     "shared",
@@ -244,6 +245,47 @@ def landmark(
         pool_cells=STREAM_CELLS if streams else 130,
         num_sequences=9,
         max_num_batched_tokens=24,
+        max_num_seqs=6,
+        max_chunk_tokens=16,
+        prefix_block_tokens=4,
+        faults=faults,
+    )
+
+
+def edges(
+    family: str,
+    layout: Layout,
+    *,
+    model: str | None = None,
+    policy: str = "fcfs",
+    tokens: DrawTokens = tokens_of,
+) -> Case:
+    """A fixed case of what generated ones reach seldom: a cancel and a caller that asks again while a step is
+    in flight, a failed step, a refusal, a stop token, seeds, a one-token prompt, one that fills the pool.
+    """
+    cells = 72
+    sessions = (
+        Session(prompt=tokens(201, 21), max_tokens=14),
+        Session(prompt=tokens(202, 1), max_tokens=9, sampling=SamplingParams(temperature=1.0, seed=4)),
+        Session(prompt=tokens(203, 9), max_tokens=10, stop_token_ids=TINY_VOCABULARY, hidden_output_tokens=3),
+        Session(prompt=tokens(204, cells + 1), max_tokens=2, arrival_step=2),  # never fits
+        Session(prompt=tokens(205, 6), max_tokens=20),
+        Session(prompt=tokens(206, 50), max_tokens=cells + 1 - 50, arrival_step=36),  # fits exactly
+    )
+    faults = (
+        Fault(kind=FaultKind.CANCEL, step=7, session=0, in_flight=True),
+        Fault(kind=FaultKind.DECODE_ERROR, step=9),
+        Fault(kind=FaultKind.RESUBMIT, step=14, session=4, in_flight=True),
+    )
+    return Case(
+        family=family,
+        model=model or family,
+        sessions=sessions,
+        layout=layout,
+        policy=policy,
+        pool_cells=cells,
+        num_sequences=3 if layout is Layout.STREAMS else 9,
+        max_num_batched_tokens=32,
         max_num_seqs=6,
         max_chunk_tokens=16,
         prefix_block_tokens=4,

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from parity.history import Run
-from parity.records import FaultKind
+from collections.abc import Iterable
+
+from parity.checkers.checker import Expectation
+from parity.checkers.identity import first_difference
+from parity.history import Run, session_index
+from parity.records import FaultKind, Finding
 from scheduler.loop import MAX_ENGINE_FAILURES
 from scheduler.records import FinishReason
 
@@ -18,59 +22,161 @@ ENGINE_FAULTS = frozenset(
 )
 
 
-def check_ends(run: Run) -> list[str]:
-    """One sentence per rule that the history breaks: tokens after a cancel, unexplained failures, errors
-    without text, sessions tried for ever.
+ENDS, ENGINE, MEMORY, REPRODUCIBILITY = "ends", "engine", "memory", "reproducibility"
+STREAM = "stream"
+
+
+class EndsChecker:
+    """Tokens after a cancel, errors without text, sessions without an end or tried for ever."""
+
+    name = ENDS
+
+    def check(self, run: Run, expectation: Expectation) -> Iterable[Finding]:
+        for rule in RULES:
+            yield from rule(run)
+
+
+class StreamChecker:
+    """What a session ended with is what its caller was given token by token, none doubled and none lost.
+
+    A step in flight when its session is cancelled returns to nobody.
     """
-    rules = (_tokens_after_cancel, _unexplained_failures, _untyped_errors, _tried_again)
-    return [problem for rule in rules for problem in rule(run)]
+
+    name = STREAM
+
+    def check(self, run: Run, expectation: Expectation) -> Iterable[Finding]:
+        cancelled = {f.session: f.step for f in reversed(run.fired) if f.kind is FaultKind.CANCEL}
+        for index, end in sorted(run.completions.items()):
+            given = list(zip(run.emitted_at.get(index, ()), run.streams.get(index, ()), strict=True))
+            if end.reason is FinishReason.CANCELLED and index in cancelled:
+                given = [(step, token) for step, token in given if step < cancelled[index]]
+            tokens = [token for _, token in given]
+            if tokens == list(end.tokens):
+                continue
+            first = first_difference(tokens, end.tokens)
+            at = given[first][0] if first < len(given) else given[-1][0] if given else None
+            text = (
+                f"session {index} was given {len(tokens)} tokens and ended with {len(end.tokens)}; "
+                f"they part at its token {first}"
+            )
+            known = {} if at is None else {"step": at}
+            yield Finding(STREAM, text, {**known, "session": index, "token": first})
 
 
-def _tokens_after_cancel(run: Run) -> list[str]:
+class EngineChecker:
+    """No step fails for no reason."""
+
+    name = ENGINE
+
+    def check(self, run: Run, expectation: Expectation) -> Iterable[Finding]:
+        return _unexplained_failures(run)
+
+
+class MemoryChecker:
+    """Nothing is held when nothing is live."""
+
+    name = MEMORY
+
+    def check(self, run: Run, expectation: Expectation) -> Iterable[Finding]:
+        if run.leftovers:
+            yield Finding(MEMORY, f"after the case {run.leftovers}")
+
+
+class ReproducibilityChecker:
+    """The case gives the same when it runs again; told before parity, which it would explain away."""
+
+    name = REPRODUCIBILITY
+
+    def check(self, run: Run, expectation: Expectation) -> Iterable[Finding]:
+        if run.signature == expectation.again.signature:
+            return
+        first, second = ({row[0]: row for row in side.signature} for side in (run, expectation.again))
+        session = min(s for s in sorted({*first, *second}) if first.get(s) != second.get(s))
+        text = f"session {session} differs from itself when the case runs again"
+        yield Finding(REPRODUCIBILITY, text, {"session": session})
+
+
+def _ends(text: str, session: int, step: int | None = None) -> Finding:
+    known = {} if step is None else {"step": step}
+    return Finding(ENDS, text, {**known, "session": session})
+
+
+def _partition(run: Run) -> Iterable[Finding]:
+    """Every offered session has exactly one end, a completion or a refusal; a run that broke off has not
+    given all of them the time.
+    """
+    for index in range(len(run.case.sessions)) if not run.findings else ():
+        ends = (index in run.completions) + (index in run.refusals)
+        if ends != 1:
+            yield _ends(f"session {index} has {ends} ends, must have one", index)
+
+
+def _tokens_after_cancel(run: Run) -> Iterable[Finding]:
     """A cancelled session keeps the tokens of the steps that returned before its cancel was acknowledged."""
-    problems = []
     for fault in run.fired:
         completion = run.completions.get(fault.session)
         if fault.kind is not FaultKind.CANCEL or completion is None:
             continue
         before = sum(step < fault.step for step in run.emitted_at.get(fault.session, ()))
+        was = f"session {fault.session} was cancelled at step {fault.step}"
         if completion.reason is not FinishReason.CANCELLED:
-            problems.append(
-                f"ends: session {fault.session} was cancelled at step {fault.step} "
-                f"but ended by {completion.reason.value}"
-            )
+            yield _ends(f"{was} but ended by {completion.reason.value}", fault.session, fault.step)
         elif len(completion.tokens) != before:
-            problems.append(
-                f"ends: session {fault.session} was cancelled at step {fault.step} with {before} tokens "
-                f"but ended with {len(completion.tokens)}"
-            )
-    return problems
+            text = f"{was} with {before} tokens but ended with {len(completion.tokens)}"
+            yield _ends(text, fault.session, fault.step)
 
 
-def _unexplained_failures(run: Run) -> list[str]:
+def _unexplained_failures(run: Run) -> Iterable[Finding]:
     """The engine breaks off only where a fault was injected: overload never reaches
     the caller as a failed decode.
     """
-    failed = sum(record.engine_failures for record in run.records)
-    injected = sum(fault.kind in ENGINE_FAULTS for fault in run.fired)
-    lost = any(
-        fault.kind is FaultKind.STAGE_LOST for fault in run.fired
-    )  # it stays lost for more than one step
-    if failed <= injected or lost:
-        return []
-    said = f"; the last one: {run.failures[-1]}" if run.failures else ""
-    return [f"engine: {failed} steps failed, {injected} failures were injected{said}"]
+    failed = [step for step in run.trace if step.result is None and step.flight.plan.chunks]
+    injected = [fault for fault in run.fired if fault.kind in ENGINE_FAULTS]
+    if any(fault.kind is FaultKind.STAGE_LOST for fault in injected):  # it stays lost for more than one step
+        return
+    armed = sorted(fault.step for fault in injected)
+    for traced, said in zip(failed, run.failures, strict=False):
+        if armed and armed[0] <= traced.step:  # a fault waits for the next step that has rows
+            armed.pop(0)
+            continue
+        chunks = ", ".join(
+            f"session {session_index(chunk.request_id)} [{chunk.start},{chunk.stop})"
+            for chunk in traced.flight.plan.chunks
+        )
+        data = {"step": traced.step, "session": session_index(traced.flight.plan.chunks[0].request_id)}
+        yield Finding(ENGINE, f"step {traced.step} failed unasked with {chunks}: {said}", data)
 
 
-def _untyped_errors(run: Run) -> list[str]:
-    return [
-        f"ends: session {index} failed without an error"
-        for index, completion in sorted(run.completions.items())
-        if completion.reason is FinishReason.FAILED and not completion.error
-    ]
+def _given_up(run: Run) -> Iterable[Finding]:
+    """A generation that was given up ends as cancelled, with what it had been given."""
+    for earlier in run.earlier:
+        end, fault = earlier.completion, earlier.fault
+        had = tuple(
+            token for step, token in zip(earlier.emitted_at, earlier.stream, strict=True) if step < fault.step
+        )
+        was = f"session {earlier.session} was given up at step {fault.step}"
+        if end.reason is not FinishReason.CANCELLED:
+            yield _ends(f"{was} but ended by {end.reason.value}", earlier.session, fault.step)
+        elif tuple(end.tokens) != had:
+            text = f"{was} with {len(had)} tokens but ended with {len(end.tokens)} or others"
+            yield _ends(text, earlier.session, fault.step)
 
 
-def _tried_again(run: Run) -> list[str]:
+def _untyped_errors(run: Run) -> Iterable[Finding]:
+    for index, completion in sorted(run.completions.items()):
+        if completion.reason is FinishReason.FAILED and not completion.error:
+            yield _ends(f"session {index} failed without an error", index)
+
+
+def _unnamed_stages(run: Run) -> Iterable[Finding]:
+    """Where a stage was lost, whoever failed is told which."""
+    for index, end in sorted(run.completions.items()) if run.lost else ():
+        if end.reason is FinishReason.FAILED and run.lost not in end.error:
+            text = f"session {index} ended with {end.error!r}, which does not name the stage: {run.lost}"
+            yield _ends(text, index)
+
+
+def _tried_again(run: Run) -> Iterable[Finding]:
     """A session in whose steps the engine fails time after time, with no new row between, must end."""
     failures: dict[str, int] = {}
     for step in run.trace:
@@ -78,12 +184,18 @@ def _tried_again(run: Run) -> list[str]:
             for chunk in step.flight.plan.chunks:
                 failures[chunk.request_id] = failures.get(chunk.request_id, 0) + 1
                 if failures[chunk.request_id] > MAX_ENGINE_FAILURES:
-                    return [
-                        f"ends: {chunk.request_id} was tried again at step {step.step} after "
-                        f"{MAX_ENGINE_FAILURES} failed steps without a new row"
-                    ]
+                    index = session_index(chunk.request_id)
+                    yield _ends(
+                        f"session {index} was tried again at step {step.step} after "
+                        f"{MAX_ENGINE_FAILURES} failed steps without a new row",
+                        index,
+                        step.step,
+                    )
+                    return
             continue
         for item in step.result.chunks:
             if item.after > step.flight.views[item.request_id].committed:
                 failures.pop(item.request_id, None)
-    return []
+
+
+RULES = (_partition, _tokens_after_cancel, _given_up, _untyped_errors, _unnamed_stages, _tried_again)

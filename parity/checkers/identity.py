@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from parity.history import Run, session_index
-from parity.records import Divergence
+from parity.checkers.checker import Expectation
+from parity.history import Answer, Run, session_index
+from parity.records import BITS, BYTES, Divergence, Finding
 from scheduler.engine import PAD_ROW
 from scheduler.records import FinishReason
 
 MOST_DISTANCES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one session gave: token ids and per token a digest of the logits that it was chosen from."""
-
-    tokens: Sequence[int]
-    digests: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +59,31 @@ def compare_run(run: Run, expected: Mapping[int, Answer], actual: Mapping[int, A
     return comparisons
 
 
+class IdentityChecker:
+    """Logits (``bits``) and tokens (``bytes``) of every session equal those of the session alone."""
+
+    name = BITS
+
+    def check(self, run: Run, expectation: Expectation) -> Iterable[Finding]:
+        for comparison in compare_run(run, expectation.answers, run.answers):
+            for checker, step in ((BITS, comparison.bits_step), (BYTES, comparison.bytes_step)):
+                if step is not None:
+                    yield differing(run, checker, comparison.session, step)
+
+
+def differing(run: Run, checker: str, session: int, token: int) -> Finding:
+    """A session is another than alone from its generated token number ``token`` on."""
+    at = step_of_token(run, session, token)
+    text = f"session {session} from its token {token} on (step {at})"
+    return Finding(checker, text, {"step": at, "session": session, "token": token})
+
+
+def step_of_token(run: Run, session: int, token: int) -> int:
+    """Scheduler step of a generated token, of the session's last one if it has not so many; -1 for none."""
+    emitted = run.emitted_at.get(session, [])
+    return emitted[token] if token < len(emitted) else (emitted[-1] if emitted else -1)
+
+
 def explain_divergence(
     run: Run,
     comparison: Comparison,
@@ -80,8 +98,7 @@ def explain_divergence(
     session = comparison.session
     steps = [step for step in (comparison.bits_step, comparison.bytes_step) if step is not None]
     step = min(steps)
-    emitted = run.emitted_at.get(session, [])
-    at = emitted[step] if step < len(emitted) else (emitted[-1] if emitted else -1)
+    at = step_of_token(run, session, step)
     tokens = run.completions[session].tokens
     comparable = len(tokens) if comparison.bytes_step is None else comparison.bytes_step + 1
     neighbours: tuple[int, ...] = ()

@@ -1,9 +1,10 @@
-"""Marks: what a run exercised, counted from its history. A suite whose mark is zero is red."""
+"""Marks: what a run did, proved by its plans, calls and results. A suite whose mark is zero is red."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+from parity.checkers.residence import facts_of
 from parity.history import Run, TraceStep, session_index
 from parity.records import FaultKind
 from scheduler.engine import PAD_ROW
@@ -16,23 +17,29 @@ def count_marks(run: Run) -> dict[str, int]:
     marks = Counter(dict.fromkeys(MARKS, 0))
     chunked: Counter[int] = Counter()
     opened: dict[int, str] = {}
-    for traced in run.trace:
-        _count_step(traced, marks, chunked, opened)
+    for facts in facts_of(run):
+        _count_step(facts.traced, marks, chunked, opened)
+        marks["shared"] += len(facts.shared)
+        marks["preempted"] += len(facts.displaced)
+        marks["resumed"] += len(facts.resumed)
+        marks["rebuilt"] += bool(facts.rebuilt)
+        marks["pool_full"] += facts.full
+        marks["engine_failed"] += facts.failed
     marks["chunked"] = sum(count > 1 for count in chunked.values())
-    for record in run.records:
-        marks["shared"] += record.prefix_hits
-        marks["preempted"] += record.preempted
-        marks["resumed"] += record.resumed
-        marks["rebuilt"] += record.recompute_tokens > 0
-        marks["pool_full"] += record.cells_available == 0 or (
-            run.case.layout is Layout.STREAMS and record.slots_used == run.case.num_sequences
-        )
-        marks["engine_failed"] += record.engine_failures
     for completion in run.completions.values():
         marks["cancelled"] += completion.reason is FinishReason.CANCELLED
         marks["stopped"] += completion.reason is FinishReason.STOP
     marks["refused"] = len(run.refusals)
-    marks["cancelled_in_flight"] = sum(f.in_flight and f.kind is FaultKind.CANCEL for f in run.fired)
+    marks["resubmitted"] = sum(earlier.session in run.completions for earlier in run.earlier)
+    planned = {
+        (traced.step, session_index(chunk.request_id))
+        for traced in run.trace
+        for chunk in traced.flight.plan.chunks
+    }
+    marks["cancelled_in_flight"] = sum(
+        fault.in_flight and fault.kind is FaultKind.CANCEL and (fault.step, fault.session) in planned
+        for fault in run.fired
+    )
     return dict(marks)
 
 
@@ -54,7 +61,15 @@ MARKS = (
     "refused",
     "engine_failed",
     "cancelled_in_flight",
+    "resubmitted",
 )
+
+
+def possible_marks(layout: Layout, *, pads: bool) -> tuple[str, ...]:
+    """Marks that a run in a layout can have: all but padding rows where there are none (``pads``: whether the
+    kernels need company for a lone row; only the unified layout gives it).
+    """
+    return tuple(mark for mark in MARKS if mark != "padded_call" or (pads and layout is Layout.UNIFIED))
 
 
 def _count_step(

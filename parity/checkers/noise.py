@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
+
+from parity.checkers.checker import Expectation
+from parity.checkers.identity import Comparison, compare_run, differing
+from parity.history import Run
+from parity.records import NOISE, Finding
 
 # A first difference is noise up to this many times the 99th percentile of the other sessions, but always up
 # to the first and never beyond the second share of the row's spread: rounding moved first rows by at most
@@ -50,3 +56,62 @@ def explain_change(first: float, margin: float, *, is_rounding: bool) -> Change:
     if not is_rounding:
         return Change.UNEXPLAINED
     return Change.NEAR_TIE if margin <= 2 * first else Change.CARRIED_ON
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """How far every comparable row moved, and why the token of each session that changed one did."""
+
+    noise: tuple[float, ...]
+    changes: dict[int, Change]
+
+
+class NoiseChecker:
+    """In ``stock``: no session's token changed by more than rounding can do."""
+
+    name = NOISE
+
+    def check(self, run: Run, expectation: Expectation) -> Iterable[Finding]:
+        comparisons = compare_run(run, expectation.answers, run.answers)
+        changes = weigh_noise(run, expectation, comparisons).changes
+        for comparison in comparisons:
+            if changes.get(comparison.session) is Change.UNEXPLAINED:
+                yield differing(run, NOISE, comparison.session, first_step(comparison))
+
+
+def first_step(comparison: Comparison) -> int:
+    """The first token at which logits or ids differ; the comparison must have one."""
+    return min(step for step in (comparison.bits_step, comparison.bytes_step) if step is not None)
+
+
+def row_distance(run: Run, expectation: Expectation, session: int, step: int) -> float:
+    """How far a session's row moved from the same session's alone; infinite where one has none."""
+    rows, reference = run.logits.get(session, ()), expectation.alone.logits(session)
+    if step >= min(len(rows), len(reference)):
+        return float("inf")
+    return logit_distance(rows[step], reference[step])
+
+
+def weigh_noise(run: Run, expectation: Expectation, comparisons: Sequence[Comparison]) -> Weighed:
+    """Noise of every comparable step, and the class of each changed token."""
+    alone, noise = expectation.alone, {}
+    for comparison in comparisons:
+        rows = len(run.logits.get(comparison.session, ()))
+        comparable = rows if comparison.bytes_step is None else comparison.bytes_step
+        noise[comparison.session] = [
+            row_distance(run, expectation, comparison.session, step) for step in range(min(comparable, rows))
+        ]
+    changes = {}
+    for comparison in comparisons:
+        if comparison.bytes_step is None:
+            continue
+        session, first = comparison.session, first_step(comparison)
+        reference = alone.logits(session)
+        moved = row_distance(run, expectation, session, first)
+        others = [sample for other, samples in noise.items() if other != session for sample in samples]
+        changes[session] = explain_change(
+            moved,
+            alone.margin(session, comparison.bytes_step),
+            is_rounding=first < len(reference) and is_noise(moved, reference[first], others),
+        )
+    return Weighed(tuple(sample for samples in noise.values() for sample in samples), changes)

@@ -15,7 +15,7 @@ from parity.gate.records import CheckKind, Counts, GateCheck, NoiseHistogram
 from parity.golden.regenerate import find_changes
 from parity.mutants import all_mutants
 from parity.mutants.running import Status, judge_mutants, select_trials
-from parity.records import Verdict
+from parity.records import Tier, Verdict
 from parity.run.profiles import profile_of
 from parity.suites.policies import check_hash_seeds, check_policy, real_verdicts
 from parity.suites.suite import SuiteResult, pinned_splits, run_split_suite, run_suite
@@ -103,14 +103,8 @@ def suite_check(job: GateJob, result: SuiteResult) -> GateCheck:
 
 def tier_verdicts(result: SuiteResult, *, exact_reason: str) -> tuple[Verdict, Verdict]:
     """Verdicts of tier bits and tier bytes. Bits are unknown where no numerics profile is exact."""
-
-    def verdict(identical: int) -> Verdict:
-        if result.crashes or identical < result.sessions or result.missing:
-            return Verdict.FAIL
-        return Verdict.PASS if result.sessions and result.verdict is not Verdict.FAIL else Verdict.UNKNOWN
-
-    bits = Verdict.UNKNOWN if exact_reason else verdict(result.bit_identical)
-    return bits, verdict(result.byte_identical)
+    bits, in_bytes = (result.judge(tier, inexact=exact_reason)[0] for tier in (Tier.BITS, Tier.BYTES))
+    return bits, in_bytes
 
 
 def noise_histogram(samples: list[float]) -> NoiseHistogram:

@@ -8,11 +8,11 @@ from typing import Any
 from parity.run.explain import explain_outcome
 from parity.golden.cases import (MAX_TOKENS, PLANS, GoldenMode, ModePlan, golden_case)
 from parity.golden.record import (Golden, GoldenProvenance, GoldenSession)
-from parity.run.judge import (judge, question)
+from parity.run.judge import OracleAnswers, judge, question
 from parity.engines.numerics import NumericsProfile
 from parity.run.oracle import Question
 from parity.run.profiles import (engine_fingerprint, profile_of)
-from parity.records import Tier
+from parity.records import Tier, Verdict
 from parity.run.runner import (Runner, known_family, known_model, process_runner)
 from parity.processes import shared_worker
 from scheduler.limits import Layout
@@ -104,7 +104,7 @@ def run_golden_here(arguments: dict[str, Any]) -> dict[str, Any]:
     first = runner.attempt(case, engine, family, layout_profile, file)
     second = runner.attempt(case, engine, family, layout_profile, file)
     oracle = runner.oracle(case, file, family, layout_profile)
-    outcome = judge(case, first, second, oracle)
+    outcome = judge(case, first, second, OracleAnswers(case, oracle))
     sessions = []
     for index, text in enumerate(arguments["prompts"]):
         answer, data = first.answers[index], b"".join(map(model.token_bytes, first.answers[index].tokens))
@@ -118,7 +118,8 @@ def run_golden_here(arguments: dict[str, Any]) -> dict[str, Any]:
                 "margin": min(oracle.solo(question(case, index)).margins),
             }
         )
-    problems = [] if outcome.reaches(Tier(arguments["tier"])) else [explain_outcome(outcome)]
+    reached = outcome.verdict_for(Tier(arguments["tier"])) is Verdict.PASS
+    problems = [] if reached else [explain_outcome(outcome)]
     return {"model": file.sha256, "sessions": sessions, "problems": problems, "marks": dict(outcome.marks)}
 
 

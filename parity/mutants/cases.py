@@ -114,9 +114,9 @@ def one_token_chunks(family: str, **settings: Any) -> Case:
     )
 
 
-def lockstep(family: str, length: int = 12, count: int = 2, **settings: Any) -> Case:
+def lockstep(family: str, length: int = 12, count: int = 2, max_tokens: int = 20, **settings: Any) -> Case:
     """Sessions of equal length that decode side by side, past the window."""
-    sessions = tuple(session(40 + i, length, 20) for i in range(count))
+    sessions = tuple(session(40 + i, length, max_tokens) for i in range(count))
     return case_of(family, sessions, **{"max_num_batched_tokens": 64, "prefix_cache": False, **settings})
 
 
@@ -236,6 +236,23 @@ def past_the_window(family: str, **settings: Any) -> Case:
 def one_prompt_two_limits(family: str, **settings: Any) -> Case:
     """One prompt twice with different limits of the output."""
     return case_of(family, (session(160, 10, 3), session(160, 10, 8)), **{"prefix_cache": False, **settings})
+
+
+def one_prompt_two_temperatures(family: str, **settings: Any) -> Case:
+    """One prompt and one key of sampling at two temperatures, and once cut off by mass."""
+    keyed = [
+        SamplingParams(temperature=temperature, seed=5, top_p=top_p, key="one")
+        for temperature, top_p in ((0.2, 1.0), (4.0, 1.0), (4.0, 0.3))
+    ]
+    sessions = tuple(session(161, 10, 12, sampling=sampling) for sampling in keyed)
+    return case_of(family, sessions, **{"prefix_cache": False, **settings})
+
+
+def one_prompt_with_and_without_a_stop(family: str, **settings: Any) -> Case:
+    """One prompt three times: without stop tokens, with one that is sure to come, and with half of them."""
+    stops = ((), tuple(range(512)), tuple(range(0, 512, 2)))
+    sessions = tuple(session(162, 10, 12, stop_token_ids=ids) for ids in stops)
+    return case_of(family, sessions, **{"prefix_cache": False, **settings})
 
 
 STREAMS = {"layout": Layout.STREAMS, "pool_cells": 120}

@@ -8,19 +8,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import parity.checkers.ends as ends_module
+import parity.checkers.identity as identity_module
+import parity.checkers.noise as noise_module
 import parity.run.drive as drive_module
 import parity.run.judge as judge_module
 import parity.run.runner as exact_runner
 import scheduler.loop as loop_module
+from parity.checkers.ends import EndsChecker, ReproducibilityChecker, StreamChecker
 from parity.checkers.identity import Comparison
 from parity.engines.exact_memory import ExactPool
-from parity.history import Run
+from parity.history import Answer, Run
 from parity.mutants import cases, find_mutant
 from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial
 from parity.mutants.seam import method_plant
 from parity.mutants.trials import complaints_of, run_real_case
-from parity.records import Case, Outcome, Verdict
-from parity.run.drive import Driver
+from parity.records import BITS, BYTES, Case, Finding, Verdict
 
 
 def must_see(inner: str, killer: Killer, case: Case, *, place: Place = Place.EXACT) -> Trial:
@@ -81,6 +84,25 @@ def _first_token_only(original: Callable[..., Any], reach: Reach) -> Callable[..
     return compare_run
 
 
+def _sixteen_tokens(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def compare_session(session: int, expected: Answer, actual: Answer, *, complete: bool) -> Comparison:
+        reach()
+        short = [Answer(answer.tokens[:16], answer.digests[:16]) for answer in (expected, actual)]
+        return original(session, *short, complete=complete)
+
+    return compare_session
+
+
+def _stopped_is_incomplete(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def compare_session(session: int, expected: Answer, actual: Answer, *, complete: bool) -> Comparison:
+        ended_early = len(actual.tokens) < len(expected.tokens)
+        if ended_early and complete:
+            reach()
+        return original(session, expected, actual, complete=complete and not ended_early)
+
+    return compare_session
+
+
 def _length_ignored(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
     def compare_run(run: Run, expected: Any, actual: Any) -> list[Comparison]:
         reach()
@@ -106,6 +128,11 @@ def _expected_from_the_run(original: Callable[..., Any], reach: Reach) -> Callab
         return original(run, actual, actual)
 
     return compare_run
+
+
+def _without_partition(original: tuple, reach: Reach) -> tuple:
+    reach()
+    return original[1:]
 
 
 def nothing_found(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
@@ -152,12 +179,14 @@ def _best_verdict(original: Any, reach: Reach) -> Any:
 
 
 def _problems_pass(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    def judge_exact(case: Case, run: Run, problems: list[str]) -> Outcome:
-        if problems:
+    def check_all(*arguments: Any) -> tuple[Finding, ...]:
+        found = original(*arguments)
+        kept = tuple(finding for finding in found if finding.checker in (BITS, BYTES))
+        if kept != found:
             reach()
-        return original(case, run, [])
+        return kept
 
-    return judge_exact
+    return check_all
 
 
 def _checker(name: str, fault: str, plant: Any, *trials: Trial) -> Mutant:
@@ -173,49 +202,72 @@ MUTANTS = (
     _checker(
         "checker_compares_the_first_token_only",
         "Only the first generated token is compared.",
-        method_plant(exact_runner, "compare_run", _first_token_only),
+        method_plant(identity_module, "compare_run", _first_token_only),
         REPLAY,
+    ),
+    _checker(
+        "checker_compares_sixteen_tokens",
+        "Only the first sixteen tokens are compared.",
+        method_plant(identity_module, "compare_session", _sixteen_tokens),
+        must_see(
+            "foreign_token_after_twenty_of_its_own", Killer.BITS, cases.lockstep("llama", max_tokens=30)
+        ),
+        must_see(
+            "foreign_token_after_twenty_of_its_own", Killer.BYTES, cases.lockstep("llama", max_tokens=30)
+        ),
+    ),
+    _checker(
+        "stopped_sessions_compared_as_far_as_they_went",
+        "A session that ended by a stop token may end anywhere.",
+        method_plant(identity_module, "compare_session", _stopped_is_incomplete),
+        must_see("stopped_by_any_token", Killer.BYTES, cases.stopped("llama")),
+    ),
+    _checker(
+        "checker_of_streams_blind",
+        "Nobody compares what a caller was given with what the session ended with.",
+        method_plant(StreamChecker, "check", nothing_found),
+        must_see("token_streamed_twice", Killer.STREAM, cases.preempted("llama")),
     ),
     _checker(
         "checker_ignores_length",
         "An answer that is too short or too long counts as equal.",
-        method_plant(exact_runner, "compare_run", _length_ignored),
+        method_plant(identity_module, "compare_run", _length_ignored),
         must_see("one_token_short", Killer.BYTES, cases.mixed("llama")),
     ),
     _checker(
         "checker_looks_at_one_session",
         "Only the first session of a case is compared.",
-        method_plant(exact_runner, "compare_run", _first_session_only),
+        method_plant(identity_module, "compare_run", _first_session_only),
         POSITION,
     ),
     _checker(
         "oracle_shares_state_with_the_run",
         "The reference is what the run itself gave.",
-        method_plant(exact_runner, "compare_run", _expected_from_the_run),
+        method_plant(identity_module, "compare_run", _expected_from_the_run),
         POSITION,
     ),
     _checker(
         "oracle_shares_state_with_the_real_run",
         "The reference is what the run on llama.cpp itself gave.",
-        method_plant(judge_module, "compare_run", _expected_from_the_run),
+        method_plant(identity_module, "compare_run", _expected_from_the_run),
         must_see("position_off_by_one", Killer.BITS, cases.mixed("llama"), place=Place.REAL),
     ),
     _checker(
         "checker_of_ends_blind",
         "Tokens after a cancel and unexplained failures are not looked for.",
-        method_plant(exact_runner, "check_ends", nothing_found),
+        method_plant(EndsChecker, "check", nothing_found),
         must_see("token_after_cancel", Killer.ENDS, cases.cancelled("llama")),
     ),
     _checker(
         "partition_unchecked",
         "Nobody counts whether every session has one end.",
-        method_plant(Driver, "_check_partition", nothing_found),
+        method_plant(ends_module, "RULES", _without_partition),
         must_see("cancelled_session_never_reported", Killer.ENDS, cases.cancelled("llama")),
     ),
     _checker(
         "conservation_unchecked",
         "Cells and ids are not counted after a step.",
-        method_plant(drive_module, "check_conservation", nothing_found),
+        method_plant(drive_module, "find_losses", nothing_found),
         must_see("cell_leaked_at_every_end", Killer.CONSERVATION, cases.mixed("llama")),
     ),
     _checker(
@@ -233,7 +285,7 @@ MUTANTS = (
     _checker(
         "second_run_not_compared",
         "A case runs twice but the two are not compared.",
-        method_plant(exact_runner, "_signature", nothing_found),
+        method_plant(ReproducibilityChecker, "check", nothing_found),
         must_see("second_run_differs", Killer.REPRODUCIBILITY, cases.mixed("llama")),
     ),
     _checker(
@@ -245,19 +297,19 @@ MUTANTS = (
     _checker(
         "problems_do_not_count",
         "A case with problems but without a divergence passes.",
-        method_plant(exact_runner, "judge_exact", _problems_pass),
+        method_plant(judge_module, "check_all", _problems_pass),
         must_see("session_ends_twice", Killer.ENDS, cases.mixed("llama")),
     ),
     _checker(
         "noise_explains_everything",
         "In the stock layout every changed token counts as rounding.",
-        method_plant(judge_module, "is_noise", _always_noise),
-        must_see("logits_rows_swapped", Killer.BITS, cases.mixed("llama", **cases.STOCK), place=Place.REAL),
+        method_plant(noise_module, "is_noise", _always_noise),
+        must_see("logits_rows_swapped", Killer.NOISE, cases.mixed("llama", **cases.STOCK), place=Place.REAL),
     ),
     _checker(
         "marks_counted_from_wishes",
         "A mark is counted although nothing of its kind happened.",
-        method_plant(exact_runner, "count_marks", _everything_marked),
+        method_plant(judge_module, "count_marks", _everything_marked),
         must_not_claim("shared", cases.mixed("llama")),
         must_not_claim("preempted", cases.mixed("llama")),
     ),

@@ -70,6 +70,25 @@ def _nameless_key(original: Callable[..., Any], reach: Reach) -> Callable[..., A
     return key
 
 
+def _greedy_key(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def key(self: Question) -> str:
+        if self.sampling.temperature:
+            reach()
+        sampling = replace(self.sampling, temperature=1.0 if self.sampling.temperature else 0.0, top_p=1.0)
+        return original(replace(self, sampling=sampling))
+
+    return key
+
+
+def _stopless_key(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def key(self: Question) -> str:
+        if self.stop_token_ids:
+            reach()
+        return original(replace(self, stop_token_ids=()))
+
+    return key
+
+
 def _one_folder(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
     def init(self: Oracle, *arguments: Any, **rest: Any) -> None:
         original(self, *arguments, **rest)
@@ -117,6 +136,22 @@ MUTANTS = (
         plant=method_plant(Question, "key", _nameless_key),
         fault="Answers are remembered whatever their seed and session were.",
         trials=(memo_trial(cases.seeded("llama")),),
+    ),
+    Mutant(
+        name="oracle_memo_without_temperature_and_top_p",
+        part="oracle",
+        killers=(Killer.BYTES,),
+        plant=method_plant(Question, "key", _greedy_key),
+        fault="Answers are remembered whatever their temperature and their cut-off by mass were.",
+        trials=(memo_trial(cases.one_prompt_two_temperatures("llama")),),
+    ),
+    Mutant(
+        name="oracle_memo_without_the_stop_tokens",
+        part="oracle",
+        killers=(Killer.BYTES,),
+        plant=method_plant(Question, "key", _stopless_key),
+        fault="Answers are remembered whatever tokens they were to stop at.",
+        trials=(memo_trial(cases.one_prompt_with_and_without_a_stop("llama")),),
     ),
     Mutant(
         name="oracle_memo_without_the_kv_type",

@@ -18,11 +18,13 @@ class Killer(Enum):
 
     BITS = "bits"  # logits of a session differ from those of the session alone
     BYTES = "bytes"  # tokens of a session differ from those of the session alone
+    NOISE = "noise"  # in stock, a token changed by more than rounding can do
     LIVENESS = "liveness"  # a bounded number of steps without progress
     LEGALITY = "legality"  # a plan, result or receipt that is not legal
     CONSERVATION = "conservation"  # a cell, an id or a prefix entry lost or doubled
     MEMORY = "memory"  # something is still held when nothing is live
     ENDS = "ends"  # a session ends not once, or not with what it had
+    STREAM = "stream"  # a caller that streams was given other tokens than the session ended with
     ENGINE = "engine"  # the engine refused a step although nothing was injected
     REPRODUCIBILITY = "reproducibility"  # the case differs from itself
     CRASH = "crash"  # the engine would end, or ended, the process

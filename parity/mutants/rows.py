@@ -14,6 +14,7 @@ from scheduler.engine import PAD_ROW, Batch
 from scheduler.records import IterationPlan, IterationResult
 
 VICTIM = "s1"
+LATE_POSITION = 12 + 20  # of ``lockstep``'s sessions
 DIFFERS = (Killer.BITS, Killer.BYTES)
 
 
@@ -22,6 +23,17 @@ def position_shift() -> Change:
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         return replace(batch, positions=shifted(batch.positions, rows_of(batch, plan, VICTIM), 1))
+
+    return change
+
+
+def late_foreign_token() -> Change:
+    """One session goes on from the tokens of another, from its twentieth generated token on."""
+
+    def change(plan: IterationPlan, batch: Batch) -> Batch:
+        rows = [row for row in rows_of(batch, plan, VICTIM) if batch.positions[row] >= LATE_POSITION]
+        tokens = tuple(batch.tokens[0] if row in rows else token for row, token in enumerate(batch.tokens))
+        return replace(batch, tokens=tokens)
 
     return change
 
@@ -193,6 +205,14 @@ def everywhere(make, families=cases.FAMILIES, **settings):
 
 
 MUTANTS = (
+    Mutant(
+        name="foreign_token_after_twenty_of_its_own",
+        part="rows",
+        killers=DIFFERS,
+        plant=batch_plant(late_foreign_token),
+        fault="A session goes on from another's tokens, but only from its twentieth on.",
+        trials=(exact_trial(cases.lockstep("llama", max_tokens=30)),),
+    ),
     Mutant(
         name="position_off_by_one",
         part="rows",

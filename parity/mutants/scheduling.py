@@ -153,6 +153,14 @@ MUTANTS = (
         trials=on_exact(cases.stopped, ("llama", "qwen3next")),
     ),
     Mutant(
+        name="stopped_by_any_token",
+        part="ends",
+        killers=(Killer.BYTES,),
+        plant=method_plant(SessionTable, "finish_reason", steps.stopped_by_any_token),
+        fault="A session that has stop tokens ends at its first token, whatever it is.",
+        trials=on_exact(cases.stopped, ("llama", "qwen3next")),
+    ),
+    Mutant(
         name="one_token_short",
         part="ends",
         killers=(Killer.BYTES,),

@@ -211,6 +211,17 @@ def one_token_short(original: Callable[..., Any], reach: Reach) -> Callable[...,
     return finish_reason
 
 
+def stopped_by_any_token(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def finish_reason(self: SessionTable, view: SessionView) -> FinishReason | None:
+        reason = original(self, view)
+        if reason is None and view.request.stop_token_ids:
+            reach()
+            return FinishReason.STOP
+        return reason
+
+    return finish_reason
+
+
 def rebuild_emits(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
     def phase_at(self: SessionView, start: int) -> Phase:
         phase = original(self, start)

@@ -9,33 +9,16 @@ from parity.mutants.records import Complaint, Killer, Place, Trial
 from parity.records import Case, Outcome
 from parity.run.runner import process_runner, run_exact_case
 
-_KILLER_OF_PROBLEM = (
-    ("liveness", Killer.LIVENESS),
-    ("legality", Killer.LEGALITY),
-    ("conservation", Killer.CONSERVATION),
-    ("memory", Killer.MEMORY),
-    ("not reproducible", Killer.REPRODUCIBILITY),
-    ("ends", Killer.ENDS),
-    ("engine", Killer.ENGINE),
-    ("internal", Killer.INTERNAL),
-    ("session", Killer.ENDS),
-)
-
 
 def complaints_of(outcome: Outcome) -> tuple[Complaint, ...]:
-    """What an outcome complains about, by checker."""
-    complaints = [Complaint(Killer.CRASH, outcome.reason)] if outcome.crashed else []
-    for problem in outcome.problems:
-        killer = next((killer for prefix, killer in _KILLER_OF_PROBLEM if problem.startswith(prefix)), None)
-        if killer is None:
-            raise ValueError(f"a problem that no checker is known for: {problem}")
-        complaints.append(Complaint(killer, problem))
-    for divergence in outcome.divergences:
-        where = f"session {divergence.session} from its token {divergence.step} on"
-        complaints.append(Complaint(Killer.BITS, where))
-        if divergence.expected_token != divergence.actual_token:
-            complaints.append(Complaint(Killer.BYTES, where))
-    return tuple(complaints)
+    """What an outcome complains about, by checker; one that broke has noticed nothing of its own.
+
+    Raises ValueError for a checker that is no killer.
+    """
+    return tuple(
+        Complaint(Killer.INTERNAL if "exception" in found.data else Killer(found.checker), found.text)
+        for found in outcome.findings
+    )
 
 
 def run_real_case(case: Case) -> Outcome:

@@ -99,10 +99,10 @@ def record_history_here(arguments: dict[str, Any]) -> dict[str, Any]:
     runner, family, file = process_runner(1), known_family(case.family), known_model(case.model)
     layout_profile = profile.for_layout(case.layout)
     engine = runner.engine(case, file, family, layout_profile)
-    attempt = runner.attempt(case, engine, family, layout_profile, file)
+    run = runner.attempt(case, engine, family, layout_profile, file)
     oracle = runner.oracle(case, file, family, profile if case.layout is Layout.STOCK else layout_profile)
     chunks, cells, last = [], [], {}
-    for traced in attempt.run.trace:
+    for traced in run.trace:
         flight = traced.flight
         for index, chunk in enumerate(flight.plan.chunks):
             session = session_index(chunk.request_id)
@@ -117,8 +117,8 @@ def record_history_here(arguments: dict[str, Any]) -> dict[str, Any]:
                 if row != PAD_ROW and row in rows and cell >= 0
             ]
     tokens = []
-    for session, steps in sorted(attempt.run.emitted_at.items()):
-        solo, answer = oracle.solo(question(case, session)), attempt.answers.get(session)
+    for session, steps in sorted(run.emitted_at.items()):
+        solo, answer = oracle.solo(question(case, session)), run.answers.get(session)
         for index, step in enumerate(steps):
             if answer is None or index >= len(answer.tokens) or index >= len(solo.tokens):
                 continue
@@ -130,9 +130,9 @@ def record_history_here(arguments: dict[str, Any]) -> dict[str, Any]:
             tokens.append([step, session, status])
     ends = [
         [session, last.get(session, 0), completion.reason.value]
-        for session, completion in sorted(attempt.run.completions.items())
+        for session, completion in sorted(run.completions.items())
     ]
-    steps = max((record.step for record in attempt.run.records), default=0) + 1
+    steps = max((record.step for record in run.records), default=0) + 1
     return {
         "steps": max([steps, *(row[0] + 1 for row in chunks)]),
         "chunks": chunks,
@@ -278,7 +278,7 @@ def collect_here(arguments: dict[str, Any]) -> dict[str, Any]:
     runner, family, file = process_runner(1), known_family(case.family), known_model(case.model)
     layout_profile = profile.for_layout(case.layout)
     engine = runner.engine(case, file, family, layout_profile)
-    run = runner.attempt(case, engine, family, layout_profile, file).run
+    run = runner.attempt(case, engine, family, layout_profile, file)
     return trace_of(run, engine=f"llama.cpp, {file.path.name}").to_data()
 
 

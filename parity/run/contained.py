@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parity.engines.numerics import ROW, NumericsProfile
 from parity.processes import DEFAULT_TIMEOUT_S, CallFailed, Worker, WorkerDied, shared_worker
-from parity.records import Case, Outcome, Verdict, outcome_from_data
+from parity.records import Case, Outcome, broken_outcome, crashed_outcome, outcome_from_data
 from parity.run.profiles import profile_of
 from parity.run.runner import check_case
 from parity.run.under_test import OURS, Brought
@@ -51,9 +51,7 @@ def run_case(
     try:
         answer = (worker or shared_worker(profile.environment)).call(entry, arguments, timeout_s=timeout_s)
     except WorkerDied as death:
-        return Outcome(
-            case=case, verdict=Verdict.FAIL, crashed=True, reason=death.reason, stderr=death.stderr
-        )
+        return crashed_outcome(case, death.reason, stderr=death.stderr)
     except CallFailed as error:
-        return Outcome(case=case, verdict=Verdict.FAIL, problems=(f"internal: {error}",), stderr=error.stderr)
+        return broken_outcome(case, str(error), stderr=error.stderr)
     return outcome_from_data(case, answer)

@@ -5,15 +5,29 @@ that happened. Engine-agnostic.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from parity.checkers.conservation import check_conservation
-from parity.history import Run, TraceStep, session_index
-from parity.records import Case, Fault, FaultKind
+from parity.checkers.conservation import CONSERVATION, Owners, find_losses, owners_of
+from parity.checkers.ends import ENDS, MEMORY
+from parity.history import Earlier, Run, TraceStep, session_index
+from parity.records import Case, Fault, FaultKind, Finding
 from scheduler.engine import Engine, EngineFailure
 from scheduler.loop import Flight, NoProgress, Scheduler
-from scheduler.records import IllegalTransition, IterationResult
+from scheduler.records import Completion, IllegalTransition, IterationResult
 
+LIVENESS, LEGALITY = "liveness", "legality"
+MAX_REPEATS = 64  # times that the same rows may be computed with no new one in between
+MAX_IDLE = 1000  # steps in which nothing runs, while somebody is live and nobody comes any more
+MOST_TOLD = 6  # steps of a cycle that a finding spells out
 MAX_STEPS_PER_TOKEN = 200  # a case that needs more steps than this per token of work is stuck
+
+
+class RunEnds(Exception):
+    """A law is broken for good: the run goes no further. Carries the finding."""
+
+    def __init__(self, checker: str, text: str, **data: Any) -> None:
+        super().__init__(text)
+        self.checker, self.text, self.data = checker, text, data
 
 
 class Driver:
@@ -38,12 +52,19 @@ class Driver:
         self._inject = inject
         self._step = 0
         self._clock_offset_ms = 0.0
+        self._owners: Owners = ()
+        self._given_up: dict[int, Fault] = {}
+        self._generation: dict[int, int] = {}
+        self._offered: dict[int, None] = {}
+        self._furthest: dict[str, int] = {}  # rows that a session ever had
+        self._quiet: list[tuple[int, tuple]] = []  # steps since the last new row, arrival or fault
         self._faults: dict[int, list[Fault]] = {}
         for fault in case.faults:
             self._faults.setdefault(fault.step, []).append(fault)
         self._arrivals: dict[int, list[int]] = {}
         for index, session in enumerate(case.sessions):
             self._arrivals.setdefault(session.arrival_step, []).append(index)
+        self._last_event = max([*self._faults, *self._arrivals], default=0)
 
     @property
     def now_ms(self) -> float:
@@ -51,7 +72,7 @@ class Driver:
 
     def drive(self) -> Run:
         """All steps until nothing is left to do. A stuck or illegal run ends
-        with a problem, not an exception.
+        with a finding, not an exception.
         """
         work = sum(len(s.prompt) + s.max_tokens for s in self.case.sessions) + len(self.case.faults)
         last_arrival = max(self._arrivals, default=0)
@@ -63,30 +84,66 @@ class Driver:
                 self._collect()
                 self._step += 1
                 if self._step > bound:
-                    self.run.problems.append(f"liveness: not idle after {bound} steps")
-                    break
-            else:
-                self._check_empty()
-        except (NoProgress, IllegalTransition, AssertionError) as error:
-            kind = {NoProgress: "liveness", AssertionError: "conservation"}.get(type(error), "legality")
-            self.run.problems.append(f"{kind}: {error}")
+                    raise RunEnds(LIVENESS, f"not idle after {bound} steps: {self._live()} have no end")
+            self._check_empty()
+        except RunEnds as end:
+            self._found(end.checker, end.text, **end.data)
+        except NoProgress as error:
+            self._found(LIVENESS, f"{error}; {self._live()} have no end")
+        except IllegalTransition as error:
+            self._found(LEGALITY, f"step {self._step}: {error}")
+        except AssertionError as error:
+            self._found(CONSERVATION, f"step {self._step}: {error}")
         self._collect()
-        self._check_partition()
         return self.run
+
+    def _found(self, checker: str, text: str, **data: Any) -> None:
+        self.run.findings.append(Finding(checker, text, {"step": self._step, **data}))
+
+    def _live(self) -> str:
+        """Sessions that were offered and have no end, in words."""
+        ended = {*self.run.completions, *self.run.refusals}
+        live = [index for index in sorted(self._offered) if index not in ended]
+        return f"sessions {', '.join(map(str, live))}" if live else "no sessions"
 
     def _check_empty(self) -> None:
         if self.memory is not None:
             self.scheduler.drain_prefixes()
-            if self.memory.counts().cells_used:
-                self.run.problems.append("memory: cells are in use although nothing is live")
+            self._check_memory("the last eviction")
+            if used := self.memory.counts().cells_used:
+                self._found(MEMORY, f"{used} cells are in use although nothing is live")
+
+    def _check_memory(self, operation: str) -> None:
+        """Hold the scheduler's books to the laws; a run whose books are wrong ends."""
+        if self.memory is None:
+            return
+        found = find_losses(self.memory, self._owners, operation=operation, step=self._step)
+        if found:
+            self.run.findings += found[1:]
+            raise RunEnds(found[0].checker, found[0].text, **found[0].data)
+        self._owners = owners_of(self.memory)
 
     def _arrive(self) -> None:
         for index in self._arrivals.get(self._step, ()):
-            refusal = self.scheduler.submit(
-                self.case.sessions[index].to_request(index, arrival_ms=self.now_ms), self.now_ms
-            )
-            if refusal is not None:
-                self.run.refusals[index] = refusal
+            self._offer(index)
+
+    def _offer(self, index: int) -> None:
+        self._offered[index] = None
+        request = self.case.sessions[index].to_request(
+            index, arrival_ms=self.now_ms, generation=self._generation.get(index, 0)
+        )
+        refusal = self.scheduler.submit(request, self.now_ms)
+        if refusal is not None:
+            self.run.refusals[index] = refusal
+
+    def _ask_again(self, index: int, completion: Completion) -> None:
+        """A session that was given up has ended: its caller submits it anew, under the same id."""
+        run = self.run
+        given = tuple(run.emitted_at.pop(index, ())), tuple(run.streams.pop(index, ()))
+        run.earlier.append(Earlier(index, self._given_up.pop(index), completion, self._step, *given))
+        self._generation[index] = completion.generation + 1
+        self._furthest.pop(completion.request_id, None)
+        self._offer(index)
 
     def _one_step(self) -> None:
         faults = self._faults.get(self._step, ())
@@ -94,31 +151,67 @@ class Driver:
             if not fault.in_flight:
                 self._fire(fault)
         self._execute(faults)
-        if self.memory is not None:
-            check_conservation(self.memory)
 
     def _execute(self, faults: Sequence[Fault]) -> None:
         now_ms = self.now_ms
         flight = self.scheduler.begin(now_ms)
+        self._check_memory("admitting and placing")
         try:
             result = self.engine.execute(flight.plan, flight.batch, now_ms) if flight.plan.chunks else None
         except EngineFailure as failure:
             self.run.failures.append(str(failure))
             self.run.trace.append(TraceStep(self._step, flight, None))
             self.run.records.append(self.scheduler.fail(failure, now_ms))
+            self._check_memory("clearing up after the engine failed")
             return
         for fault in faults:
             if fault.in_flight:
                 self._fire(fault)
-        self.run.records.append(
-            self.scheduler.finish(result, now_ms if result is None else result.finished_ms)
-        )
+        finished_ms = now_ms if result is None else result.finished_ms
+        self.run.records.append(self.scheduler.finish(result, finished_ms))
         self._observe(flight, result)
+        self._check_memory("applying the results")
+        self._check_progress(flight, result)
+
+    def _check_progress(self, flight: Flight, result: IterationResult | None) -> None:
+        """End a run in which work is done and undone: the same rows again and again, and never a new one."""
+        done = () if result is None else result.chunks
+        news = [item for item in done if item.after > self._furthest.get(item.request_id, 0)]
+        for item in news:
+            self._furthest[item.request_id] = item.after
+        calm = not news and self._step > self._last_event
+        if not calm:
+            self._quiet.clear()
+            return
+        rows = tuple((item.request_id, item.before, item.after) for item in done)
+        self._quiet.append((self._step, rows))
+        again = [step for step, other in self._quiet if other == rows]
+        if not rows:
+            if len(self._quiet) >= MAX_IDLE and not any(other for _, other in self._quiet):
+                raise RunEnds(LIVENESS, f"nothing ran for {MAX_IDLE} steps; {self._live()} have no end")
+        elif len(again) > MAX_REPEATS:
+            raise RunEnds(LIVENESS, self._describe_cycle(again[-2], self._step, len(again)))
+
+    def _describe_cycle(self, start: int, stop: int, times: int) -> str:
+        """Steps ``(start, stop]`` in words: who computed which rows, and who waits meanwhile."""
+        steps = [(step, rows) for step, rows in self._quiet if start < step <= stop]
+        told = "; ".join(
+            f"step {step}: "
+            + (", ".join(f"session {session_index(n)} [{a},{b})" for n, a, b in rows) or "nobody")
+            for step, rows in steps[:MOST_TOLD]
+        )
+        more = f"; and {len(steps) - MOST_TOLD} more steps" if len(steps) > MOST_TOLD else ""
+        return (
+            f"the same rows were computed {times} times and no new one: a cycle of {len(steps)} steps, "
+            f"{told}{more}; {self._live()} have no end"
+        )
 
     def _fire(self, fault: Fault) -> None:
         request_id = f"s{fault.session}"
-        if fault.kind is FaultKind.CANCEL:
+        if fault.kind in (FaultKind.CANCEL, FaultKind.RESUBMIT):
             fired = self.scheduler.cancel(request_id, self.now_ms)
+            if fired and fault.kind is FaultKind.RESUBMIT:
+                self._given_up[fault.session] = fault
         elif fault.kind is FaultKind.PREEMPT:
             fired = self.scheduler.preempt(request_id, self.now_ms)
         elif fault.kind in (FaultKind.SLOW_STEP, FaultKind.CLOCK_JUMP):
@@ -128,23 +221,27 @@ class Driver:
             fired = self._inject(fault)
         if fired:
             self.run.fired.append(fault)
+        if fault.kind in (FaultKind.CANCEL, FaultKind.PREEMPT, FaultKind.RESUBMIT):
+            self._check_memory(f"{fault.kind.value} of session {fault.session}")
 
     def _observe(self, flight: Flight, result: IterationResult | None) -> None:
         self.run.trace.append(TraceStep(self._step, flight, result))
         for item in result.chunks if result is not None else ():
             if item.token is not None:
-                self.run.emitted_at.setdefault(session_index(item.request_id), []).append(self._step)
+                index = session_index(item.request_id)
+                self.run.emitted_at.setdefault(index, []).append(self._step)
+                self.run.streams.setdefault(index, []).append(item.token)
 
     def _collect(self) -> None:
         for completion in self.scheduler.take_completions():
             index = session_index(completion.request_id)
+            if completion.generation != self._generation.get(index, 0):
+                text = f"session {index} ended in generation {completion.generation}, which is not its last"
+                self._found(ENDS, text, session=index)
+            elif index in self._given_up:
+                self._ask_again(index, completion)
+                continue
             if index in self.run.completions:
-                self.run.problems.append(f"ends: session {index} ended twice")
+                self._found(ENDS, f"session {index} ended twice", session=index)
             self.run.completions[index] = completion
-
-    def _check_partition(self) -> None:
-        """Every offered session has exactly one end: a completion or a refusal."""
-        for index in range(len(self.case.sessions)):
-            ends = (index in self.run.completions) + (index in self.run.refusals)
-            if ends != 1 and not self.run.problems:
-                self.run.problems.append(f"ends: session {index} has {ends} ends, must have one")
+            self.run.ended_at[index] = self._step

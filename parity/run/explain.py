@@ -6,7 +6,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from parity.checkers.conservation import ranges_of
 from parity.records import Divergence, Outcome
+
+MOST_IN_FULL = 4  # differing sessions whose surroundings are told; the others get a line each
 
 
 def explain_divergence_text(divergence: Divergence) -> list[str]:
@@ -41,12 +44,12 @@ def explain_outcome(outcome: Outcome, *, case_file: Path | None = None, options:
         lines.append(f"crash: {outcome.reason}")
     elif outcome.reason:
         lines.append(outcome.reason)
-    lines += [f"problem: {problem}" for problem in outcome.problems]
+    told = [(f.data.get("step", float("inf")), [f"problem: {f}"]) for f in outcome.findings if f.is_law]
+    for number, d in enumerate(outcome.divergences):
+        text = explain_divergence_text(d)
+        told.append((d.scheduler_step, text if number < MOST_IN_FULL else text[:1]))
+    lines += [line for _, text in sorted(told, key=lambda item: item[0]) for line in text]
     lines += [f"  | {line}" for line in outcome.stderr.splitlines()[-12:]]
-    for divergence in outcome.divergences[:4]:
-        lines += explain_divergence_text(divergence)
-    if len(outcome.divergences) > 4:
-        lines.append(f"... and {len(outcome.divergences) - 4} more sessions")
     if case_file is not None:
         lines.append(f"replay: parity replay {case_file}{options}")
     return "\n".join(lines)
@@ -56,12 +59,4 @@ def _ranges(cells: tuple[int, ...]) -> str:
     """Cell indices with runs written as a-b."""
     if cells and min(cells) < 0:
         return "placed by the engine"
-    parts: list[str] = []
-    begin = previous = None
-    for cell in (*cells, None):
-        if previous is not None and cell != previous + 1:
-            parts.append(f"{begin}-{previous}" if begin != previous else f"{begin}")
-            begin = cell
-        begin = cell if begin is None else begin
-        previous = cell
-    return " ".join(parts) or "none"
+    return ranges_of(cells)

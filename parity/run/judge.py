@@ -1,25 +1,36 @@
-"""From two runs of a case and the oracle's answers to its outcome: compare, explain, count."""
+"""From two runs of a case and what its sessions give alone to its outcome: check, compare, explain, count."""
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
 
-from parity.checkers.ends import check_ends
-from parity.checkers.identity import Answer, Comparison, compare_run, explain_divergence
+from parity.checkers.checker import Alone, Checker, Expectation, broken_checker, check_all
+from parity.checkers.ends import (
+    EndsChecker,
+    EngineChecker,
+    MemoryChecker,
+    ReproducibilityChecker,
+    StreamChecker,
+)
+from parity.checkers.identity import IdentityChecker, compare_run, explain_divergence
 from parity.checkers.marks import count_marks
-from parity.checkers.noise import Change, explain_change, is_noise, logit_distance
-from parity.engines.sampling import logits_digest
-from parity.history import Run, session_index
-from parity.records import Case, Divergence, Outcome, Verdict
-from parity.run.oracle import Oracle, Question, Solo
+from parity.checkers.noise import Change, NoiseChecker, Weighed, first_step, row_distance, weigh_noise
+from parity.history import Answer, Run, session_index
+from parity.records import Case, Divergence, Outcome, Tier, earliest_first, verdict_of
+from parity.run.oracle import Oracle, Question
 from scheduler.limits import Layout
-from scheduler.records import FinishReason
 
 NOISE_SAMPLES = 2000
+MARKS = "marks"
+LAWS: tuple[Checker, ...] = (
+    ReproducibilityChecker(),
+    EndsChecker(),
+    StreamChecker(),
+    EngineChecker(),
+    MemoryChecker(),
+)
 
 
 class LogitsRecorder:
@@ -38,30 +49,6 @@ class LogitsRecorder:
         return [row for _, row in sorted(self._rows.get(session, {}).items())]
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """One run of a case on a real engine, with what its sessions gave."""
-
-    run: Run
-    recorder: LogitsRecorder
-    leftovers: list[int]
-    lost: str = ""  # which stage of a chain ended, and how
-
-    @functools.cached_property
-    def answers(self) -> dict[int, Answer]:
-        return {
-            index: Answer(completion.tokens, tuple(map(logits_digest, self.recorder.rows(index))))
-            for index, completion in self.run.completions.items()
-        }
-
-    @property
-    def signature(self) -> list:
-        """What must be the same when the case runs again."""
-        return [
-            (index, answer.tokens, tuple(answer.digests)) for index, answer in sorted(self.answers.items())
-        ]
-
-
 def question(case: Case, index: int) -> Question:
     """What the oracle is asked about session ``index``."""
     session = case.sessions[index]
@@ -74,50 +61,59 @@ def question(case: Case, index: int) -> Question:
     )
 
 
-def judge(case: Case, first: Attempt, second: Attempt, oracle: Oracle) -> Outcome:
-    """Compare, explain, count: the outcome of a case that ran."""
-    run = first.run
-    solos: dict[int, Solo] = {index: oracle.solo(question(case, index)) for index in sorted(run.completions)}
-    expected = {index: Answer(solo.tokens, solo.digests) for index, solo in solos.items()}
-    comparisons = compare_run(run, expected, first.answers)
-    problems = [*run.problems, *check_ends(run)]
-    if first.signature != second.signature:
-        problems.append("not reproducible: the case differs from itself when it runs again")
-    if first.leftovers:
-        problems.append(f"memory: sequences {first.leftovers} still hold cells after the case")
+class OracleAnswers:
+    """``Alone`` on llama.cpp: the oracle's answers about one case."""
 
-    for index, end in run.completions.items() if first.lost else ():
-        if end.reason is FinishReason.FAILED and first.lost not in end.error:
-            problems.append(
-                f"session {index} ended with {end.error!r}, which does not name the stage: {first.lost}"
-            )
+    def __init__(self, case: Case, oracle: Oracle) -> None:
+        self.case, self.oracle = case, oracle
 
-    def distance(session: int, step: int) -> float:
-        rows, reference = first.recorder.rows(session), oracle.logits(question(case, session))
-        return (
-            logit_distance(rows[step], reference[step])
-            if step < min(len(rows), len(reference))
-            else float("inf")
-        )
+    def answer(self, session: int) -> Answer:
+        solo = self.oracle.solo(question(self.case, session))
+        return Answer(solo.tokens, solo.digests)
 
-    noise, changes = (), {}
-    differing = [c for c in comparisons if c.bits_step is not None or c.bytes_step is not None]
-    if case.layout is Layout.STOCK:
-        noise, changes = _weigh_noise(case, comparisons, first, oracle, distance)
-        differing = [c for c in comparisons if changes.get(c.session) is Change.UNEXPLAINED]
-    divergences = tuple(_explain(run, c, expected[c.session], solos[c.session], distance) for c in differing)
-    verdict = Verdict.FAIL if divergences or problems else Verdict.PASS
+    def margin(self, session: int, step: int) -> float:
+        margins = self.oracle.solo(question(self.case, session)).margins
+        return margins[step] if step < len(margins) else 0.0
+
+    def logits(self, session: int) -> np.ndarray:
+        return self.oracle.logits(question(self.case, session))
+
+
+def checkers_of(layout: Layout) -> tuple[Checker, ...]:
+    """The laws, and what identity means in a layout: in ``stock`` differences are weighed as noise."""
+    return (*LAWS, NoiseChecker() if layout is Layout.STOCK else IdentityChecker())
+
+
+def judge(case: Case, first: Run, second: Run, alone: Alone) -> Outcome:
+    """The outcome of a case that ran twice. The only place where one is judged."""
+    answers = {index: alone.answer(index) for index in sorted(first.completions)}
+    expectation = Expectation(answers, alone, second)
+    findings = check_all(checkers_of(case.layout), first, expectation)
+    comparisons, divergences, weighed = (), (), Weighed((), {})
+    if not any("exception" in found.data for found in findings):
+        comparisons = compare_run(first, answers, first.answers)
+        differing = [c for c in comparisons if c.bits_step is not None or c.bytes_step is not None]
+        if case.layout is Layout.STOCK:
+            weighed = weigh_noise(first, expectation, comparisons)
+            differing = [c for c in comparisons if weighed.changes.get(c.session) is Change.UNEXPLAINED]
+        divergences = tuple(_explain(first, expectation, c) for c in differing)
+    try:
+        marks = count_marks(first)
+    except Exception as error:  # what was exercised is not known: as red as a checker that broke
+        marks, findings = {}, earliest_first((*findings, broken_checker(MARKS, error)))
+    ended = len(first.completions) + len(first.refusals)  # who never had a token was judged by its end
+    verdict, _ = verdict_of(findings, sessions=ended, tier=Tier.BITS, layout=case.layout)
     return Outcome(
         case=case,
         verdict=verdict,
         sessions=len(comparisons),
-        bit_identical=sum(c.bits_step is None for c in comparisons),
+        bit_identical=sum(c.bits_step is None and bool(answers[c.session].digests) for c in comparisons),
         byte_identical=sum(c.bytes_step is None for c in comparisons),
         divergences=divergences,
-        problems=tuple(problems),
-        marks=count_marks(run),
-        noise=noise,
-        changes=count_changes(changes),
+        findings=findings,
+        marks=marks,
+        noise=weighed.noise[:NOISE_SAMPLES],
+        changes=count_changes(weighed.changes),
     )
 
 
@@ -126,35 +122,12 @@ def count_changes(changes: dict[int, Change]) -> dict[str, int]:
     return dict(Counter(change.value for change in changes.values()))
 
 
-def _explain(run: Run, comparison: Comparison, expected: Answer, solo: Solo, distance) -> Divergence:
-    step = min(s for s in (comparison.bits_step, comparison.bytes_step) if s is not None)
-    margin = solo.margins[step] if step < len(solo.margins) else 0.0
-    return explain_divergence(run, comparison, expected, margin=margin, distance=distance)
-
-
-def _weigh_noise(
-    case: Case, comparisons: list[Comparison], attempt: Attempt, oracle: Oracle, distance
-) -> tuple[tuple[float, ...], dict[int, Change]]:
-    """Noise of every comparable step, and why the token of each session that changed one did."""
-    noise: dict[int, list[float]] = {}
-    for comparison in comparisons:
-        rows = attempt.recorder.rows(comparison.session)
-        comparable = len(rows) if comparison.bytes_step is None else comparison.bytes_step
-        noise[comparison.session] = [
-            distance(comparison.session, step) for step in range(min(comparable, len(rows)))
-        ]
-    changes = {}
-    for session, bits_step, bytes_step in ((c.session, c.bits_step, c.bytes_step) for c in comparisons):
-        if bytes_step is None:
-            continue
-        first = bytes_step if bits_step is None else min(bits_step, bytes_step)
-        reference = oracle.logits(question(case, session))
-        margins = oracle.solo(question(case, session)).margins
-        moved = distance(session, first)
-        others = [sample for other, samples in noise.items() if other != session for sample in samples]
-        changes[session] = explain_change(
-            moved,
-            margins[bytes_step] if bytes_step < len(margins) else 0.0,
-            is_rounding=first < len(reference) and is_noise(moved, reference[first], others),
-        )
-    return tuple(sample for samples in noise.values() for sample in samples)[:NOISE_SAMPLES], changes
+def _explain(run: Run, expectation: Expectation, comparison) -> Divergence:
+    session, step = comparison.session, first_step(comparison)
+    return explain_divergence(
+        run,
+        comparison,
+        expectation.answers[session],
+        margin=expectation.alone.margin(session, step),
+        distance=lambda session, step: row_distance(run, expectation, session, step),
+    )

@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from parity.checkers.ends import ENGINE_FAULTS, check_ends
-from parity.checkers.identity import Answer, compare_run, explain_divergence
-from parity.checkers.marks import count_marks
+from parity.checkers.checker import Alone
+from parity.checkers.ends import ENGINE_FAULTS
 from parity.engines.chain_processes import RemoteEngine
 from parity.engines.exact import EngineAbort, ExactEngine, ExactModel, expected_tokens, hidden_stops
 from parity.engines.llama import LlamaModel
@@ -23,15 +22,15 @@ from parity.engines.numerics import ROW, NumericsProfile
 from parity.engines.pool import LlamaEngine, PoolContext, SamplingEngine
 from parity.engines.sampling import logits_digest
 from parity.errors import UsageError
-from parity.history import Run, session_index
+from parity.history import Answer, Run, session_index
 from parity.models import ModelFile, resolve_model
 from parity.models.facts import KV_VALUE_BYTES
 from parity.models.families import Family, load_family
-from parity.records import Case, Fault, FaultKind, Outcome, Verdict, outcome_to_data
+from parity.records import Case, Fault, FaultKind, Outcome, broken_outcome, crashed_outcome, outcome_to_data
 from parity.run.chains import StageChains
 from parity.run.drive import Driver
 from parity.run.faults import full_disk, inject_fault, needs_own_process
-from parity.run.judge import Attempt, LogitsRecorder, judge
+from parity.run.judge import LogitsRecorder, OracleAnswers, judge
 from parity.run.oracle import Oracle
 from parity.run.under_test import OBSERVED, Brought, Exhaustible, SchedulerFactory, solo_by
 from scheduler.engine import Engine
@@ -146,42 +145,97 @@ class Runner:
         profile: NumericsProfile,
         file: ModelFile,
         make_scheduler: SchedulerFactory = Scheduler,
-    ) -> Attempt:
+    ) -> Run:
         """Run a case once on an idle engine."""
         whole = pool_limits(case, family, profile)
         engine.configure(*((whole,) if case.split is None else self.chains.limits(case, file, whole)))
         recorder = LogitsRecorder()
         engine.observe_logits = recorder
-        policy = make_policy(case.policy, **dict(case.policy_options))
 
         def inject(fault: Fault) -> bool:
             return inject_fault(engine, fault, split=case.split is not None)
 
         try:
-            scheduler = make_scheduler(engine, policy, case.step_limits(), model_digest=file.sha256)
+            scheduler = make_scheduler(engine, policy_of(case), case.step_limits(), model_digest=file.sha256)
             run = Driver(case, scheduler, engine, inject).drive()
         finally:
             engine.observe_logits, engine.fail_before_call = None, None
-        return Attempt(run, recorder, engine.leftover_sequences(), getattr(engine, "lost", ""))
+        left = engine.leftover_sequences()
+        run.leftovers = f"sequences {left} still hold cells" if left else ""
+        run.lost = getattr(engine, "lost", "")
+        return observed(run, recorder)
 
     def run(
         self, case: Case, profile: NumericsProfile, make_scheduler: SchedulerFactory = Scheduler
     ) -> Outcome:
-        """Run a case twice, judge it against the oracle, and say what it came to."""
-        family, file = known_family(case.family), known_model(case.model)
-        layout_profile = profile.for_layout(case.layout)
-        engine = self.engine(case, file, family, layout_profile)
-        attempts = []
-        for _ in range(2):
-            attempt = self.attempt(case, engine, family, layout_profile, file, make_scheduler)
-            if attempt.lost and not any(fault.kind is FaultKind.STAGE_LOST for fault in attempt.run.fired):
-                return Outcome(case=case, verdict=Verdict.FAIL, crashed=True, reason=attempt.lost)
-            attempts.append(attempt)
-        first, second = attempts
-        oracle_profile = profile if case.layout is Layout.STOCK else layout_profile
-        oracle = self.oracle(case, file, family, oracle_profile)
-        with full_disk(any(fault.kind is FaultKind.DISK_FULL for fault in first.run.fired)):
-            return judge(case, first, second, oracle)
+        """``run_twice`` on llama.cpp."""
+        return run_twice(LlamaSystem(self, profile, make_scheduler), case)
+
+
+# -- One runner over every system under test.
+
+
+class System(Protocol):
+    """What serves a case: a scheduler and an engine, ours or brought."""
+
+    def attempt(self, case: Case) -> Run:
+        """Run the case once on an idle engine."""
+
+    def alone(self, case: Case) -> Alone:
+        """What each of its sessions gives alone."""
+
+
+def run_twice(system: System, case: Case) -> Outcome:
+    """Run a case twice, judge it against each session alone, and say what it came to."""
+    first = system.attempt(case)
+    second = system.attempt(case) if not was_lost(first) else first
+    if lost := was_lost(first) or was_lost(second):
+        return crashed_outcome(case, lost)
+    with full_disk(any(fault.kind is FaultKind.DISK_FULL for fault in first.fired)):
+        return judge(case, first, second, system.alone(case))
+
+
+def was_lost(run: Run) -> str:
+    """Which stage ended, and how, although nobody asked for it."""
+    asked = any(fault.kind is FaultKind.STAGE_LOST for fault in run.fired)
+    return "" if asked else run.lost
+
+
+def policy_of(case: Case) -> Policy:
+    """A new policy as the case names it."""
+    return make_policy(case.policy, **dict(case.policy_options))
+
+
+def observed(run: Run, recorder: LogitsRecorder) -> Run:
+    """The run with its answers, and the rows that its engine showed."""
+    run.logits = {index: recorder.rows(index) for index in sorted(run.completions)}
+    run.answers = {
+        index: Answer(end.tokens, tuple(map(logits_digest, run.logits[index])))
+        for index, end in sorted(run.completions.items())
+    }
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaSystem:
+    """A scheduler on llama.cpp: one context, or a chain of stages where the case names a split."""
+
+    runner: Runner
+    profile: NumericsProfile
+    make_scheduler: SchedulerFactory = Scheduler
+
+    def attempt(self, case: Case) -> Run:
+        family, file, profile = self._made_of(case)
+        engine = self.runner.engine(case, file, family, profile)
+        return self.runner.attempt(case, engine, family, profile, file, self.make_scheduler)
+
+    def alone(self, case: Case) -> OracleAnswers:
+        family, file, profile = self._made_of(case)
+        profile = self.profile if case.layout is Layout.STOCK else profile
+        return OracleAnswers(case, self.runner.oracle(case, file, family, profile))
+
+    def _made_of(self, case: Case) -> tuple[Family, ModelFile, NumericsProfile]:
+        return known_family(case.family), known_model(case.model), self.profile.for_layout(case.layout)
 
 
 # -- in a worker process
@@ -254,21 +308,23 @@ def exact_limits(case: Case) -> tuple[PoolLimits, ...]:
 
 def expected_answers(case: Case) -> dict[int, Answer]:
     """What each session gives alone; a token's digest is the token itself."""
-    model, stops = exact_model(case), hidden_stops(case.sessions)
-    answers = {}
-    for index, session in enumerate(case.sessions):
-        tokens = expected_tokens(
-            model,
-            session.prompt,
-            session.max_tokens,
-            request_id=f"s{index}",
-            sampling=session.sampling,
-            stop_token_ids=session.stop_token_ids,
-            stop=stops.get(f"s{index}"),
-            stages=max(1, len(case.stage_cells)),
-        )
-        answers[index] = exact_answer(tokens)
-    return answers
+    return {index: exact_solo(case, index) for index in range(len(case.sessions))}
+
+
+def exact_solo(case: Case, index: int) -> Answer:
+    """What one session gives alone, by the definition."""
+    session = case.sessions[index]
+    tokens = expected_tokens(
+        exact_model(case),
+        session.prompt,
+        session.max_tokens,
+        request_id=f"s{index}",
+        sampling=session.sampling,
+        stop_token_ids=session.stop_token_ids,
+        stop=hidden_stops(case.sessions).get(f"s{index}"),
+        stages=max(1, len(case.stage_cells)),
+    )
+    return exact_answer(tokens)
 
 
 def exact_answer(tokens: tuple[int, ...]) -> Answer:
@@ -276,9 +332,46 @@ def exact_answer(tokens: tuple[int, ...]) -> Answer:
     return Answer(tokens, tuple(map(str, tokens)))
 
 
-def drive_exact(case: Case, engine: ExactEngine) -> Run:
-    """One run of a case on an idle engine."""
-    policy = make_policy(case.policy, **dict(case.policy_options))
+@dataclass(frozen=True, slots=True)
+class AnswersOf:
+    """``Alone`` of an engine without logits to compare: ``of`` gives a session's answer."""
+
+    of: Callable[[int], Answer]
+
+    def answer(self, session: int) -> Answer:
+        return self.of(session)
+
+    def margin(self, session: int, step: int) -> float:
+        return 0.0
+
+    def logits(self, session: int) -> Sequence:
+        return ()
+
+
+class ExactSystem:
+    """Our scheduler on the exact engine."""
+
+    def attempt(self, case: Case) -> Run:
+        engine = exact_engine(case)
+        run = drive_exact(case, engine)
+        used = sum(pool.num_used() for pool in engine.pools)
+        if used and not run.findings:
+            run.leftovers = f"{used} cells still have an owner"
+        return run
+
+    def alone(self, case: Case) -> AnswersOf:
+        return AnswersOf(functools.partial(exact_solo, case))
+
+
+def exact_engine(case: Case, **options: Any) -> ExactEngine:
+    """A new exact engine for a case."""
+    return ExactEngine(exact_limits(case), exact_model(case), stops=hidden_stops(case.sessions), **options)
+
+
+def drive_exact(case: Case, engine: ExactEngine, scheduler: Scheduler | None = None) -> Run:
+    """One run of a case on an idle engine, under the scheduler that was made for it."""
+    if scheduler is None:
+        scheduler = Scheduler(engine, policy_of(case), case.step_limits())
 
     def inject(fault: Fault) -> bool:
         if fault.kind in ENGINE_FAULTS:
@@ -286,69 +379,21 @@ def drive_exact(case: Case, engine: ExactEngine) -> Run:
             return True
         return False
 
-    return Driver(case, Scheduler(engine, policy, case.step_limits()), engine, inject).drive()
+    run = Driver(case, scheduler, engine, inject).drive()
+    run.answers = {index: exact_answer(end.tokens) for index, end in sorted(run.completions.items())}
+    return run
 
 
 def run_exact_case(case: Case) -> Outcome:
-    """Run a case twice on one exact engine and judge it as a real one is judged.
-
-    A call that would abort llama.cpp is an outcome (``crashed``); an exception of the
-    scheduler or a checker is a problem.
+    """``run_twice`` on the exact engine, contained: a call that would abort llama.cpp is an outcome
+    (``crashed``), and so is an exception of the scheduler.
     """
-    engine = ExactEngine(exact_limits(case), exact_model(case), stops=hidden_stops(case.sessions))
     try:
-        run = drive_exact(case, engine)
-        problems = [*run.problems, *check_ends(run)]
-        used = sum(pool.num_used() for pool in engine.pools)
-        if used and not run.problems:
-            problems.append(f"memory: {used} cells still have an owner after the case")
-        if not problems and _signature(drive_exact(case, engine)) != _signature(run):
-            problems.append("not reproducible: the case differs from itself when it runs again")
-        return judge_exact(case, run, problems)
+        return run_twice(ExactSystem(), case)
     except EngineAbort as abort:
-        return Outcome(case=case, verdict=Verdict.FAIL, crashed=True, reason=str(abort))
+        return crashed_outcome(case, str(abort))
     except Exception as error:  # a bug of ours is what a case came to, not the end of the run
-        line = " ".join(f"{type(error).__name__}: {error}".split())
-        return Outcome(
-            case=case,
-            verdict=Verdict.FAIL,
-            problems=(f"internal: {line}",),
-            stderr=traceback.format_exc(),
-        )
-
-
-def judge_exact(case: Case, run: Run, problems: list[str]) -> Outcome:
-    """Compare with the definition, explain, count."""
-    actual = {index: exact_answer(completion.tokens) for index, completion in run.completions.items()}
-    return judge_answers(case, run, problems, expected=expected_answers(case), actual=actual)
-
-
-def judge_answers(
-    case: Case, run: Run, problems: list[str], *, expected: dict[int, Answer], actual: dict[int, Answer]
-) -> Outcome:
-    """The outcome of a run without margins: what its sessions gave against what they give alone."""
-    comparisons = compare_run(run, expected, actual)
-    divergences = tuple(
-        explain_divergence(run, c, expected[c.session], margin=0.0, distance=lambda *_: float("inf"))
-        for c in comparisons
-        if c.bits_step is not None or c.bytes_step is not None
-    )
-    return Outcome(
-        case=case,
-        verdict=Verdict.FAIL if divergences or problems else Verdict.PASS,
-        sessions=len(comparisons),
-        bit_identical=sum(c.bits_step is None for c in comparisons),
-        byte_identical=sum(c.bytes_step is None for c in comparisons),
-        divergences=divergences,
-        problems=tuple(problems),
-        marks=count_marks(run),
-    )
-
-
-def _signature(run: Run) -> list:
-    return [
-        (index, completion.tokens, completion.reason) for index, completion in sorted(run.completions.items())
-    ]
+        return broken_outcome(case, f"{type(error).__name__}: {error}", stderr=traceback.format_exc())
 
 
 # -- Runs a case on an engine that a user brings: no model of ours; the truth is the same engine, alone.
@@ -361,36 +406,38 @@ def run_own_engine_here(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_own_engine_case(case: Case, brought: Brought) -> Outcome:
-    """Run a case twice, each time on a new engine, and judge it against each session alone on another.
+    """``run_twice`` on an engine that a user brings.
 
     Logits are compared where the engine shows them; elsewhere no session counts as bit-identical.
     """
-    first, second = (_attempt(case, brought) for _ in range(2))
-    run = first.run
-    problems = [*run.problems, *check_ends(run)]
-    if first.signature != second.signature:
-        problems.append("not reproducible: the case differs from itself when it runs again")
-    limits = exact_limits(case)
-    expected = {
-        index: solo(brought, limits, case.sessions[index].to_request(index, arrival_ms=0.0))
-        for index in run.completions
-    }
-    outcome = judge_answers(case, run, problems, expected=expected, actual=first.answers)
-    observed = any(answer.digests for answer in expected.values())
-    return outcome if observed else replace(outcome, bit_identical=0)
+    return run_twice(BroughtSystem(brought), case)
 
 
-def _attempt(case: Case, brought: Brought) -> Attempt:
-    recorder = LogitsRecorder()
-    engine = Exhaustible(observe(brought.engine_factory(exact_limits(case)), recorder))
-    policy = make_policy(case.policy, **dict(case.policy_options))
+@dataclass(frozen=True, slots=True)
+class BroughtSystem:
+    """A user's engine under ours or a user's scheduler; each run and each answer alone on a new engine."""
 
-    def inject(fault: Fault) -> bool:
-        engine.breaks = engine.breaks or fault.kind in ENGINE_FAULTS
-        return fault.kind in ENGINE_FAULTS
+    brought: Brought
 
-    scheduler = brought.scheduler_factory(engine, policy, case.step_limits(), model_digest="")
-    return Attempt(Driver(case, scheduler, engine, inject).drive(), recorder, leftovers=[])
+    def attempt(self, case: Case) -> Run:
+        recorder = LogitsRecorder()
+        engine = Exhaustible(observe(self.brought.engine_factory(exact_limits(case)), recorder))
+
+        def inject(fault: Fault) -> bool:
+            engine.breaks = engine.breaks or fault.kind in ENGINE_FAULTS
+            return fault.kind in ENGINE_FAULTS
+
+        make_scheduler = self.brought.scheduler_factory
+        scheduler = make_scheduler(engine, policy_of(case), case.step_limits(), model_digest="")
+        return observed(Driver(case, scheduler, engine, inject).drive(), recorder)
+
+    def alone(self, case: Case) -> AnswersOf:
+        limits = exact_limits(case)
+
+        def answer(index: int) -> Answer:
+            return solo(self.brought, limits, case.sessions[index].to_request(index, arrival_ms=0.0))
+
+        return AnswersOf(answer)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -443,26 +490,10 @@ class Replay:
         return hashlib.blake2b(repr((self.schedule, self.outputs)).encode(), digest_size=16).hexdigest()
 
 
-def replay(
-    case: Case, policy: Policy | None = None, policy_of: Callable[[Case], Policy] | None = None
-) -> Replay:
-    """Run a case once; ``policy`` or ``policy_of`` takes the place of the policy that the case names."""
-    engine = ExactEngine(
-        exact_limits(case),
-        exact_model(case),
-        stops=hidden_stops(case.sessions),
-        duration_ms=lambda batch: case.ms_per_step,
-    )
+def replay(case: Case, policy: Policy | None = None, make: Callable[[Case], Policy] | None = None) -> Replay:
+    """Run a case once; ``policy`` or ``make`` takes the place of the policy that the case names."""
+    engine = exact_engine(case, duration_ms=lambda batch: case.ms_per_step)
     if policy is None:
-        policy = (
-            make_policy(case.policy, **dict(case.policy_options)) if policy_of is None else policy_of(case)
-        )
+        policy = (policy_of if make is None else make)(case)
     scheduler = Scheduler(engine, policy, case.step_limits())
-
-    def inject(fault: Fault) -> bool:
-        if fault.kind in ENGINE_FAULTS:
-            engine.fail_next(fault.call)
-            return True
-        return False
-
-    return Replay(Driver(case, scheduler, engine, inject).drive(), scheduler)
+    return Replay(drive_exact(case, engine, scheduler), scheduler)

@@ -284,7 +284,7 @@ def test_plans_and_refusals_are_those_of_a_run_on_llama_cpp(family: str, pool_ce
     )
     modelled = drive_exact(case, ExactEngine(exact_limits(case), exact_model(case)))
     runner, known, file = Runner(), load_family(family), resolve_model(family)
-    real = runner.attempt(case, runner.engine(case, file, known, ROW), known, ROW, file).run
+    real = runner.attempt(case, runner.engine(case, file, known, ROW), known, ROW, file)
 
     def history(run) -> list:
         return [(step.step, repr(step.flight.plan), step.flight.batch.stages) for step in run.trace]

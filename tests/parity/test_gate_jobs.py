@@ -19,7 +19,7 @@ from parity.gate.running import TESTS, _run_jobs, by_cost, line_of, located
 from parity.golden.cases import GoldenMode, golden_path
 from parity.golden.regenerate import ModeChange
 from parity.mutants.running import MutantReport, Status, TrialReport
-from parity.records import Outcome, Tier, Verdict
+from parity.records import Finding, Outcome, Tier, Verdict
 from parity.store import REPOSITORY
 from parity.suites.policies import Check
 from parity.suites.suite import SuiteResult, pinned_splits
@@ -36,8 +36,13 @@ JOB = GateJob(
 )
 
 
-def suite_result(verdict: Verdict, **counts) -> SuiteResult:
-    return SuiteResult("llama", JOB.layout, "llama", verdict=verdict, marks=Counter(shared=1), **counts)
+def suite_result(verdict: Verdict, *found: str, **counts) -> SuiteResult:
+    """A suite's result with one finding of each checker named."""
+    findings = [Finding(checker, "session 3") for checker in found]
+    marks = Counter(shared=1)
+    return SuiteResult(
+        "llama", JOB.layout, "llama", **{"verdict": verdict, "marks": marks, "findings": findings, **counts}
+    )
 
 
 @pytest.mark.parametrize(
@@ -76,7 +81,9 @@ def test_all_identical_sessions_pass_both_tiers() -> None:
 
 
 def test_same_bytes_with_other_bits_fail_only_tier_bits() -> None:
-    check = suite_check(JOB, suite_result(Verdict.PASS, sessions=4, bit_identical=3, byte_identical=4))
+    check = suite_check(
+        JOB, suite_result(Verdict.PASS, "bits", sessions=4, bit_identical=3, byte_identical=4)
+    )
     assert (check.bits, check.bytes) == (Verdict.FAIL, Verdict.PASS)
 
 
@@ -93,10 +100,10 @@ def test_divergence_and_case_file_reach_the_check() -> None:
 
 def test_crashes_and_missing_marks_pass_no_tier() -> None:
     crashed = suite_check(
-        JOB, suite_result(Verdict.FAIL, sessions=4, bit_identical=4, byte_identical=4, crashes=1)
+        JOB, suite_result(Verdict.FAIL, "crash", sessions=4, bit_identical=4, byte_identical=4, crashes=1)
     )
     assert (crashed.bits, crashed.bytes) == (Verdict.FAIL, Verdict.FAIL)
-    empty = suite_check(JOB, suite_result(Verdict.FAIL, missing=("shared",)))
+    empty = suite_check(JOB, suite_result(Verdict.FAIL, marks=Counter(), required=("shared",)))
     assert (empty.bits, empty.missing_marks) == (Verdict.FAIL, ("shared",))
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parity.checkers.identity import Answer, compare_session
+from parity.checkers.identity import compare_session
 from parity.checkers.noise import is_noise, logit_distance
 from parity.engines.sampling import logits_digest, sample_token, top_margin, uniform
+from parity.history import Answer
 from parity.records import Case, Divergence, Outcome, Session, Verdict
 from parity.run.explain import explain_outcome
 from scheduler.records import SamplingParams

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from parity.cases.strategies import landmark
+from parity.checkers.checker import Expectation
 from parity.checkers.identity import Comparison
-from parity.checkers.noise import Change, logit_distance
+from parity.checkers.noise import Change, weigh_noise
+from parity.history import Run
 from parity.records import Outcome, Verdict, outcome_from_data, outcome_to_data
-from parity.run.judge import _weigh_noise, count_changes
+from parity.run.judge import count_changes
 from scheduler.limits import Layout
 
 CASE = landmark("llama", Layout.STOCK)
@@ -29,16 +31,9 @@ def changes_of(moved: dict[int, list[float]], *, margin: float = 3.0) -> dict[in
         first = next((step for step, share in enumerate(shares) if share), None)
         last = len(shares) - 1 if session == 0 else None
         comparisons.append(Comparison(session, first, last, False))
-    attempt = SimpleNamespace(recorder=SimpleNamespace(rows=rows.__getitem__))
-    oracle = SimpleNamespace(
-        logits=lambda question: [ROW] * 9,
-        solo=lambda question: SimpleNamespace(margins=[margin * SPREAD] * 9),
-    )
-
-    def distance(session: int, step: int) -> float:
-        return logit_distance(rows[session][step], ROW)
-
-    return _weigh_noise(CASE, comparisons, attempt, oracle, distance)[1]
+    alone = SimpleNamespace(logits=lambda session: [ROW] * 9, margin=lambda session, step: margin * SPREAD)
+    expectation = Expectation({}, alone, Run(CASE))
+    return weigh_noise(Run(CASE, logits=rows), expectation, comparisons).changes
 
 
 def test_row_that_moved_far_is_not_excused_by_itself() -> None:

@@ -209,12 +209,10 @@ def test_small_stage_is_the_back_pressure_point_and_nothing_fails() -> None:
 
     assert outcome.verdict is Verdict.PASS, explain_outcome(outcome)
     assert outcome.marks["engine_failed"] == outcome.marks["refused"] == 0
-    assert len(attempt.run.completions) == len(case.sessions)
-    assert max(record.cells_available for record in attempt.run.records) <= 120
-    assert (
-        max(record.cells_used for record in attempt.run.records) <= 120
-    )  # of the first stage, which has 1900
-    assert max(record.waiting for record in attempt.run.records) > 5
+    assert len(attempt.completions) == len(case.sessions)
+    assert max(record.cells_available for record in attempt.records) <= 120
+    assert max(record.cells_used for record in attempt.records) <= 120  # of the first stage, which has 1900
+    assert max(record.waiting for record in attempt.records) > 5
 
 
 @pytest.mark.family_llama
@@ -225,7 +223,7 @@ def test_session_that_the_smallest_stage_cannot_hold_is_refused_with_the_numbers
 
     runner = Runner()
     family, file = load_family("llama"), known_model(case.model)
-    run = runner.attempt(case, runner.engine(case, file, family, ROW), family, ROW, file).run
+    run = runner.attempt(case, runner.engine(case, file, family, ROW), family, ROW, file)
     runner.chains.close()
 
     assert run.refusals and not run.problems

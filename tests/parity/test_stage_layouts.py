@@ -53,7 +53,7 @@ def test_memory_operations_reach_every_stage_or_none(family: str, monkeypatch: p
             original(ops)
 
         monkeypatch.setattr(stage.pool, "apply", apply)
-    run = runner.attempt(case, engine, known, ROW, file).run
+    run = runner.attempt(case, engine, known, ROW, file)
     engine.close()
 
     assert not run.problems

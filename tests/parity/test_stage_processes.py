@@ -68,12 +68,12 @@ def test_lost_stage_ends_its_sessions_with_its_name(runner: Runner, stage: int) 
     engine = runner.engine(case, file, family, ROW)
 
     attempt = runner.attempt(case, engine, family, ROW, file)
-    ends = [end for end in attempt.run.completions.values() if end.reason is FinishReason.FAILED]
+    ends = [end for end in attempt.completions.values() if end.reason is FinishReason.FAILED]
 
     assert attempt.lost == f"stage {stage} (layers {2 * stage}:{2 * stage + 2}): its process ended by SIGKILL"
     assert ends and all(attempt.lost in end.error for end in ends)
-    assert len(attempt.run.completions) == len(case.sessions)
-    assert not attempt.run.problems
+    assert len(attempt.completions) == len(case.sessions)
+    assert not attempt.problems
 
 
 @pytest.mark.family_llama

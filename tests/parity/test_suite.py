@@ -10,16 +10,18 @@ from types import SimpleNamespace
 import pytest
 
 from parity.cases.files import load_case
+from parity.cases.shrink import size_of
 from parity.cases.strategies import landmark
-from parity.models.families import load_family
+from parity.checkers.marks import possible_marks
+from parity.engines.numerics import ROW
 from parity.models.splits import Split
-from parity.records import Case, Outcome, Tier, Verdict
+from parity.records import Case, Finding, Outcome, Tier, Verdict, broken_outcome
 from parity.suites.suite import SHRINK_RUNS, SuiteResult, pinned_splits, run_split_suite, run_suite
 from scheduler.limits import Layout
 from tests.parity.gate_results import DIVERGENCE
 
 MARKS = ("mixed_step", "shared")
-ALL_MARKS = [mark.value for mark in load_family("llama").marks]
+ALL_MARKS = possible_marks(Layout.UNIFIED, pads=True)
 LLAMAFILE = "llamafile SGEMM is on"
 FIRST_TOKEN = replace(DIVERGENCE, session=0, step=0, chunks=((0, 1),), neighbours=())
 Run = Callable[[Case], Outcome]
@@ -39,8 +41,10 @@ def green(case: Case) -> Outcome:
 
 def differing(case: Case, *, in_bytes: bool = True) -> Outcome:
     outcome = green(case)
+    wrong = [Finding(checker, "session 0", {"session": 0}) for checker in ("bits", "bytes")[: 1 + in_bytes]]
     return replace(
         outcome,
+        findings=tuple(wrong),
         verdict=Verdict.FAIL,
         bit_identical=outcome.sessions - 1,
         byte_identical=outcome.sessions - in_bytes,
@@ -55,7 +59,7 @@ def suite(run: Run, folder: Path, *, layout: Layout = Layout.UNIFIED, **settings
 
 @pytest.fixture(autouse=True)
 def exact_build(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    choice = SimpleNamespace(exact=True, reason="")
+    choice = SimpleNamespace(exact=True, reason="", profile=ROW)
     monkeypatch.setattr("parity.suites.suite.profile_of", lambda model: choice)
     return choice
 
@@ -113,7 +117,11 @@ def test_other_bits_fail_tier_bits_and_pass_tier_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tier", Tier)
 @pytest.mark.parametrize(
-    "wrong", [{"problems": ("memory: two cells too many",)}, {"crashed": True, "reason": "SIGABRT"}]
+    "wrong",
+    [
+        {"findings": (Finding("memory", "two cells too many"),)},
+        {"crashed": True, "reason": "SIGABRT", "findings": (Finding("crash", "SIGABRT"),)},
+    ],
 )
 def test_problem_or_crash_fails_every_tier_and_layout(wrong: dict, tier: Tier, tmp_path: Path) -> None:
     def run(case: Case) -> Outcome:
@@ -127,8 +135,11 @@ def test_stock_fails_only_where_the_case_does(tmp_path: Path) -> None:
     def measured(case: Case) -> Outcome:
         return replace(differing(case), verdict=Verdict.PASS)
 
+    def unexplained(case: Case) -> Outcome:
+        return replace(differing(case), findings=(Finding("noise", "session 0"),))
+
     assert suite(measured, tmp_path, layout=Layout.STOCK).verdict is Verdict.PASS
-    assert suite(differing, tmp_path, layout=Layout.STOCK).verdict is Verdict.FAIL
+    assert suite(unexplained, tmp_path, layout=Layout.STOCK).verdict is Verdict.FAIL
 
 
 def test_changed_tokens_of_stock_are_reported_by_why_they_changed(tmp_path: Path) -> None:
@@ -160,7 +171,7 @@ def test_exception_in_a_case_fails_the_suite_and_is_kept_with_the_case(tmp_path:
     said = "Traceback (most recent call last):\nKeyError: 's2'\n"
 
     def run(case: Case) -> Outcome:
-        return Outcome(case=case, verdict=Verdict.FAIL, problems=("internal: KeyError: 's2'",), stderr=said)
+        return broken_outcome(case, "KeyError: 's2'", stderr=said)
 
     result = suite(run, tmp_path)
     assert (result.verdict, result.cases, result.crashes) == (Verdict.FAIL, 1, 0)
@@ -173,14 +184,19 @@ def is_generated(case: Case) -> bool:
 
 
 def test_failing_generated_case_is_shrunk_too(tmp_path: Path) -> None:
+    found = []
+
     def run(case: Case) -> Outcome:
-        return fails_with(2)(case) if is_generated(case) else green(case)
+        outcome = fails_with(2)(case) if is_generated(case) else green(case)
+        found.extend([case] if outcome.verdict is Verdict.FAIL else [])
+        return outcome
 
     result = suite(run, tmp_path, min_sessions=60)
     assert result.cases > 1
     kept = load_case(Path(result.case_file))
-    assert is_generated(kept)
-    assert len(kept.sessions) == 2 and sum(len(session.prompt) for session in kept.sessions) == 2
+    assert is_generated(kept) and kept in found
+    assert len(kept.sessions) == 2 < len(found[0].sessions)
+    assert size_of(kept)[1] < size_of(found[0])[1] / 4
 
 
 def test_shrinking_for_tier_bytes_keeps_a_case_whose_bytes_differ(tmp_path: Path) -> None:

@@ -122,9 +122,10 @@ def test_exception_of_a_checker_is_an_outcome(monkeypatch: pytest.MonkeyPatch):
     def broken(run):
         raise ZeroDivisionError("in a checker")
 
-    monkeypatch.setattr("parity.run.runner.count_marks", broken)
+    monkeypatch.setattr("parity.run.judge.count_marks", broken)
     outcome = run_exact_case(cases.mixed("llama"))
-    assert outcome.problems == ("internal: ZeroDivisionError: in a checker",)
+    assert outcome.verdict is Verdict.FAIL
+    assert outcome.problems == ("marks: the checker broke: ZeroDivisionError: in a checker",)
 
 
 def test_exception_of_the_scheduler_costs_one_case_of_a_split():
