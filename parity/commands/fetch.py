@@ -11,6 +11,7 @@ from rich.console import Console
 from parity.errors import ExitCode
 from parity.models.families import Family, ModelRow, RowSource, chosen_families
 from parity.models.hub import HubSettings, fetch_file, hub_file, look_up
+from parity.models.hub_cut import fetch_cut, hub_cut
 from parity.models.package_source import install_package
 from parity.models.unavailable import Unavailable
 
@@ -87,6 +88,9 @@ class _Downloads:
         self.frozen, self.settings = frozen, HubSettings.from_environment()
 
     def bring(self, row: ModelRow) -> str:
+        if row.layers is not None:
+            fetched = fetch_cut(hub_cut(row), self.settings)
+            return f"verified, {'was cached' if fetched.was_cached else 'cut out'}, {fetched.path}"
         target, note = hub_file(row), ""
         if target.sha256 is None and not self.frozen:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,7 +13,8 @@ from parity.commands.fetch import worst_of
 from parity.errors import ExitCode
 from parity.models.families import Family, ModelRow, RowSource, chosen_families, manifests_dir
 from parity.models.hub import HubSettings, hub_file, look_up
-from parity.models.lock_file import PINS, Lock, load_lock, pins_of, save_lock
+from parity.models.hub_cut import hub_cut, make_cut
+from parity.models.lock_file import NAMED, PINS, Lock, load_lock, pins_of, save_lock
 from parity.models.unavailable import Unavailable
 
 
@@ -60,9 +62,11 @@ def _lock_rows(families: list[Family], folder: Path, lock: Lock, *, update: bool
 
 def _lock_row(family: Family, row: ModelRow, settings: HubSettings, lock: Lock, *, update: bool) -> str:
     """Put the row's pins into ``lock``; returns what became of it, raises ``Unavailable``."""
-    by_hand = hub_file(row)
-    asked = {key: getattr(by_hand, key) for key in ("repo", "file", *PINS)}
+    asked = {key: getattr(row, key) for key in (*NAMED, *PINS)}
     locked = pins_of(lock, family.name, row.name, asked)
+    if row.layers is not None:
+        return _lock_cut(family, row, settings, lock, locked, update=update)
+    by_hand = hub_file(row)
     known = by_hand if update else replace(by_hand, **locked)
     try:
         found = look_up(known, settings)
@@ -88,3 +92,31 @@ def _lock_row(family: Family, row: ModelRow, settings: HubSettings, lock: Lock, 
         return f"is locked at revision {found.revision}"
     lock.setdefault(family.name, {})[row.name] = entry
     return f"locked at revision {found.revision}, {found.size_bytes} bytes, SHA-256 {found.sha256}"
+
+
+def _lock_cut(
+    family: Family,
+    row: ModelRow,
+    settings: HubSettings,
+    lock: Lock,
+    locked: dict[str, Any],
+    *,
+    update: bool,
+) -> str:
+    """Nobody publishes a cut's digest: it is made, and what it is now is what it has to be from now on."""
+    known = row.sha256 or locked.get("sha256")
+    if known and not update:
+        return f"is locked: SHA-256 {known} (a cut; parity fetch compares it)"
+    made = make_cut(hub_cut(row), settings)
+    if row.sha256 not in (None, made.sha256):
+        raise Unavailable(
+            f"contradicts the Hub: sha256 is {made.sha256} of its layers and {row.sha256} here",
+            code=ExitCode.FAIL,
+        )
+    if made.revision is None:
+        raise Unavailable("is unlocked: the server names no revision", todo="pin one in the manifest")
+    lock.setdefault(family.name, {})[row.name] = {
+        **{key: getattr(row, key) for key in NAMED},
+        **{pin: getattr(made, pin) for pin in PINS},
+    }
+    return f"locked at revision {made.revision}, {made.size_bytes} bytes, SHA-256 {made.sha256}"

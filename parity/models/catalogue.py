@@ -208,8 +208,10 @@ def _hub_file(family: Family, row: ModelRow) -> Path:
 
 def _downloads(row: ModelRow) -> list[Path]:
     """What the Hub's cache may hold of the row, not verified."""
-    from parity.models import hub  # here: it takes a third of a second, and most commands never ask
+    from parity.models import hub, hub_cut  # here: it takes a third of a second, and most commands never ask
 
+    if row.layers is not None:
+        return [path for path in [hub_cut.cut_path(row.sha256)] if path.is_file()]
     return hub.cached_files(hub.hub_file(row), hub.HubSettings.from_environment().cache)
 
 

@@ -82,7 +82,8 @@ class ModelRow:
 
     ``generated``: ``width`` and, where they differ from the tiny models', ``n_head``, ``n_head_kv``,
     ``ffn_dim``; ``variant`` names a writer other than the family's tiny one. ``hub``: ``repo``, ``file``,
-    ``revision``. ``package``: ``package``, ``version``, ``file`` (inside the package).
+    ``revision``; with ``layers`` (``START:STOP``) the row is a cut of these layers, and digest, size and
+    layer count are the cut's. ``package``: ``package``, ``version``, ``file`` (inside the package).
     """
 
     name: str
@@ -95,6 +96,7 @@ class ModelRow:
     repo: str | None = None
     file: str | None = None
     revision: str | None = None
+    layers: str | None = None
     package: str | None = None
     version: str | None = None
     package_sha256: str | None = None  # of the distribution archive, for pip
@@ -259,3 +261,9 @@ def _check_consistent(family: Family) -> None:
         raise fault(
             "engine.swa_full", "a window cache that drops cells can't be exact in one pool; it must be true"
         )
+    for row in family.rows.values():
+        start, _, stop = (row.layers or f"0:{row.n_layer}").partition(":")
+        if int(stop) - int(start) != row.n_layer:
+            raise fault(
+                f"rows.{row.name}.layers", f"{row.layers} are not {row.n_layer} layers, as n_layer says"
+            )

@@ -167,18 +167,21 @@ def read_header(path: Path) -> GgufHeader:
     """Read metadata and tensor table; ``UsageError`` if the file isn't a whole GGUF file."""
     try:
         with open(path, "rb") as file:
-            return _HeaderReader(path, file).read()
+            return read_open_header(file, path, os.fstat(file.fileno()).st_size)
     except OSError as error:
         raise UsageError("model cannot be read", where=str(path), why=error.strerror or str(error)) from error
+
+
+def read_open_header(file: BinaryIO, path: Path, n_file_bytes: int) -> GgufHeader:
+    """``read_header`` of an open file at its beginning; ``path`` is its name in complaints."""
+    return _HeaderReader(path, file, n_file_bytes).read()
 
 
 class _HeaderReader:
     """Walks the file once, front to back, through a buffered file object."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self._path, self._file = path, file
-        self._n_file_bytes = os.fstat(file.fileno()).st_size
-        self._place = 0
+    def __init__(self, path: Path, file: BinaryIO, n_file_bytes: int) -> None:
+        self._path, self._file, self._n_file_bytes, self._place = path, file, n_file_bytes, 0
 
     def read(self) -> GgufHeader:
         if self._file.read(4) != MAGIC:

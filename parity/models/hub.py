@@ -207,7 +207,7 @@ def fetch_file(
             todo="unset HF_HUB_OFFLINE or fetch it first",
         )
     with faults_told(target, settings):
-        served = _ask(target, settings)
+        served = ask_hub(target, settings)
         _check_room(served, target, settings, free_bytes)
         if served.commit_hash is None:
             path = _download_by_digest(target, settings, served)
@@ -220,7 +220,7 @@ def fetch_file(
     return Fetched(path=path, was_cached=False)
 
 
-def _ask(target: HubFile, settings: HubSettings) -> HfFileMetadata:
+def ask_hub(target: HubFile, settings: HubSettings) -> HfFileMetadata:
     """What the Hub announces, compared with the pins before any byte is transferred.
 
     A mirror need not name commits; then its ETag means nothing either, and the digest of what comes decides.
@@ -240,8 +240,9 @@ def _ask(target: HubFile, settings: HubSettings) -> HfFileMetadata:
                 todo="run parity lock",
                 code=ExitCode.FAIL,
             )
-        if served.etag and re.fullmatch(SHA256, served.etag) and served.etag != target.sha256:
-            raise _contradiction(f"{target.name} on the Hub", target, served.etag)
+        digest = served.etag if re.fullmatch(SHA256, served.etag or "") else None
+        if None not in (digest, target.sha256) and digest != target.sha256:
+            raise _contradiction(f"{target.name} on the Hub", target, digest)
     if None not in (served.size, target.size_bytes) and served.size != target.size_bytes:
         raise Unavailable(
             f"{target.name} has {served.size} bytes on the Hub, pinned are {target.size_bytes}",

@@ -67,7 +67,20 @@ def slice_model(
     hasn't these layers. A stage that llama.cpp can't run is written, too: ``check_split_legal`` judges.
     """
     header = read_header(source)
-    facts = derive_facts(header)
+    with open(source, "rb") as data:
+        slice_open_model(header, data, layers, target, report=report)
+
+
+def slice_open_model(
+    header: GgufHeader,
+    data: BinaryIO,
+    layers: LayerRange,
+    target: Path,
+    *,
+    report: Callable[[int, int], None] | None = None,
+) -> None:
+    """``slice_model`` of a file that is open already, wherever it lies."""
+    source, facts = header.path, derive_facts(header)
     if header.integer("split.count", 1) > 1:
         raise UsageError(
             "model is one part of several",
@@ -82,8 +95,8 @@ def slice_model(
             why=f"it has {facts.n_layer} layers",
         )
     tensors = [(name, tensor) for tensor in header.tensors if (name := _stage_name(tensor.name, layers))]
-    fields = _stage_fields(header, facts, layers)
-    with replaced_file(target) as path, open(path, "wb") as out, open(source, "rb") as data:
+    fields = _stage_fields(header, data, facts, layers)
+    with replaced_file(target) as path, open(path, "wb") as out:
         _write_header(out, header, fields, tensors, data)
         _copy_tensors(out, header, tensors, data, report)
 
@@ -97,7 +110,9 @@ def _stage_name(name: str, layers: LayerRange) -> str | None:
     return f"blk.{layer - layers.start}.{match[2]}" if layers.start <= layer < layers.stop else None
 
 
-def _stage_fields(header: GgufHeader, facts: ModelFacts, layers: LayerRange) -> dict[str, bytes]:
+def _stage_fields(
+    header: GgufHeader, data: BinaryIO, facts: ModelFacts, layers: LayerRange
+) -> dict[str, bytes]:
     """Metadata entries that the stage needs in another form, encoded; all others are copied."""
     arch, part = header.architecture, slice(layers.start, layers.stop)
     fields = {f"{arch}.block_count": _encode(f"{arch}.block_count", GGUFValueType.UINT32, layers.n_layer)}
@@ -105,7 +120,7 @@ def _stage_fields(header: GgufHeader, facts: ModelFacts, layers: LayerRange) -> 
         if isinstance(values := header.value(key), list):
             if len(values) < facts.n_layer:
                 raise header.fault(f"{key} has {len(values)} values for {facts.n_layer} layers")
-            fields[key] = _reencoded_array(header, key, values[part])
+            fields[key] = _reencoded_array(header, data, key, values[part])
     key = f"{arch}.nextn_predict_layers"
     if key in header.fields:  # their tensors lie behind the last layer and are left out
         fields[key] = _encode(key, GGUFValueType.UINT32, 0)
@@ -144,11 +159,10 @@ def _encode_flags(key: str, flags: list[bool]) -> bytes:
     return _encode_array(key, GGUFValueType.BOOL, flags)
 
 
-def _reencoded_array(header: GgufHeader, key: str, values: list) -> bytes:
+def _reencoded_array(header: GgufHeader, data: BinaryIO, key: str, values: list) -> bytes:
     """A shorter array of the same element type as the original entry."""
-    with open(header.path, "rb") as file:
-        file.seek(header.fields[key].start + 8 + len(key.encode()) + 4)
-        (kind,) = struct.unpack("<I", file.read(4))
+    data.seek(header.fields[key].start + 8 + len(key.encode()) + 4)
+    (kind,) = struct.unpack("<I", data.read(4))
     return _encode_array(key, GGUFValueType(kind), values)
 
 

@@ -223,19 +223,15 @@ class _Handler(BaseHTTPRequestHandler):
         if body is None:
             self._answer(404, {}, b"")
             return
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if asked is None or fault.ignores_range:
             self._answer(200, {}, body, fault)
         elif int(asked[1]) >= len(body):
             self._answer(416, {"Content-Range": f"bytes */{len(body)}"}, b"")
         else:
-            start = int(asked[1])
-            self._answer(
-                206,
-                {"Content-Range": f"bytes {start}-{len(body) - 1}/{len(body)}"},
-                body[start:],
-                fault,
-            )
+            start, last = int(asked[1]), min(int(asked[2] or len(body)), len(body) - 1)
+            place = {"Content-Range": f"bytes {start}-{last}/{len(body)}"}
+            self._answer(206, place, body[start : last + 1], fault)
 
     def _answer(self, status: int, headers: dict[str, str], body: bytes, fault: Fault | None = None) -> None:
         cut_after_bytes = fault.cut_after_bytes if fault else None
