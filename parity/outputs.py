@@ -78,7 +78,7 @@ def is_stream(path: Path) -> bool:
         return path.exists()
     try:
         mode = path.stat().st_mode
-    except FileNotFoundError:
+    except OSError:  # nothing there, or no name that a file could have
         return False
     return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
 

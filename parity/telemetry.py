@@ -50,6 +50,8 @@ def read_steps(path: Path) -> list[Step]:
     """The records of a file in order. Raises ``UsageError`` naming the line that is none."""
     names = StepRecord().as_dict()
     try:
+        if not path.is_file():  # a device may never end
+            raise FileNotFoundError("there is no such file")
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("telemetry cannot be read", where=str(path), why=str(error)) from error

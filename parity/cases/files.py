@@ -49,6 +49,11 @@ def read_case(text: str, *, where: str) -> Case:
             raise UsageError(
                 f"fault of session {fault.session}", where=where, why=f"there are {len(case.sessions)}"
             )
+    for index, session in enumerate(case.sessions):
+        if session.hidden_output_tokens is not None and not session.stop_token_ids:
+            raise UsageError(
+                f"hidden length of session {index}", where=where, why="it has no stop token to end by"
+            )
     families = load_families()
     if case.family not in families:
         raise UsageError(
