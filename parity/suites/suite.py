@@ -320,12 +320,15 @@ def crowd_case(family: str, split: Split, number: int, *, sessions: int = 18) ->
 
 
 def brim_case(family: str, split: Split) -> Case:
-    """A small case that fills the tightest pool to its last cell: beside a prefix that is kept but idle."""
+    """A small case that fills the tightest pool: beside a prefix that is kept but idle, then to its last cell
+    by a session that only an empty pool has room for.
+    """
     kept = tokens_of(1, 32)
     sessions = (
         Session(prompt=kept, max_tokens=2),
         Session(prompt=tokens_of(2, 12), max_tokens=42, arrival_step=6),
         Session(prompt=kept + tokens_of(3, 5), max_tokens=3, arrival_step=52),
+        Session(prompt=tokens_of(4, 40), max_tokens=64 + 1 - 40, arrival_step=62),  # fits exactly
     )
     case = Case(
         family=family,
