@@ -8,6 +8,7 @@ kernels followed. ``stock`` mixes kernels by width and is only measured.
 from __future__ import annotations
 
 import base64
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from parity.engines.llama import ContextSettings, LlamaContext, LlamaModel
 from parity.engines.numerics import ROW_KERNEL_ROWS, NumericsProfile
+from parity.errors import UsageError
 from parity.models import resolve_model
 from parity.models.facts import read_header
 from parity.models.families import load_family
@@ -112,6 +115,7 @@ def measure_distances(
 ) -> list[Distance]:
     """Every way's distance for a model that ``resolve_model`` knows."""
     file = resolve_model(model)
+    check_room(file.path)
     weights = load_weights(file.path)
     n_vocab = len(weights.tensors["token_embd"].values)
     prompts = [reference_prompt(count, n_vocab) for count in prompt_tokens]
@@ -186,6 +190,19 @@ def answers_alone(
         np.frombuffer(base64.b64decode(text), np.float32).reshape(len(prompt), -1)
         for text, prompt in zip(rows, prompts, strict=True)
     ]
+
+
+def check_room(path: Path) -> None:
+    """``UsageError`` if the model's weights, eight bytes each, don't fit into the memory that is free."""
+    needed = 8 * sum(math.prod(tensor.shape) for tensor in read_header(path).tensors)
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise UsageError(
+            "model is too large for the float64 reference",
+            where=str(path),
+            why=f"its weights need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+            todo="take a smaller model of the family",
+        )
 
 
 def is_float(path: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -98,3 +99,14 @@ def test_bad_input_costs_one_line(words: list[str], said: str, capsys: pytest.Ca
         main(["reference", *words])
     captured = capsys.readouterr()
     assert caught.value.code == 64 and said in captured.err and captured.err.count("\n") == 1
+
+
+def test_model_that_does_not_fit_into_memory_is_refused_before_it_is_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(truth.psutil, "virtual_memory", lambda: SimpleNamespace(available=1_000_000))
+    monkeypatch.setattr(truth, "load_weights", lambda path: pytest.fail("read"))
+    with pytest.raises(SystemExit) as caught:
+        main(["reference", "llama"])
+    assert caught.value.code == 64
+    assert "its weights need 0.0 GB, 0.0 GB are free" in capsys.readouterr().err
