@@ -98,10 +98,12 @@ def test_pipe_is_written_to_and_one_that_nobody_reads_is_an_error(tmp_path: Path
     got: list[str] = []
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(opened, True)
+    held = os.open(path, os.O_WRONLY)  # so that the reader does not see an end before the beginning
     reader = threading.Thread(target=lambda: got.append(os.fdopen(opened).read()))
     data = "x" * (1 << 20)
     reader.start()
     save_output(path, data)
+    os.close(held)
     reader.join()
 
     assert got == [data] and path.is_fifo()

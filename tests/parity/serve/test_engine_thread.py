@@ -70,3 +70,61 @@ def test_request_that_breaks_the_scheduler_itself_is_answered():
     assert "AttributeError" in threaded.ends(1)["odd"].error
     threaded.thread.send(Stop())
     assert threaded.thread.join(WAIT_S)
+
+
+class Served:
+    """An engine's thread over the exact engine that works; ``seen`` holds every event in order."""
+
+    def __init__(self) -> None:
+        self.serving = Serving()
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.seen: list[Event] = []
+        served = SimpleNamespace(
+            engine=self.serving.engine,
+            make_scheduler=self._make_scheduler,
+            note_step=lambda record: None,
+        )
+        self.thread = EngineThread(served, lambda events: [self.events.put(event) for event in events])
+
+    def _make_scheduler(self, observer):
+        self.serving.scheduler.observer = observer
+        return self.serving.scheduler
+
+    def until_end(self, request_id: str) -> list[Event]:
+        """All events of a request up to its end."""
+        mine = []
+        while not mine or not mine[-1].is_last:
+            event = self.events.get(timeout=WAIT_S)
+            self.seen.append(event)
+            if event.request_id == request_id:
+                mine.append(event)
+        return mine
+
+    def stop(self) -> list[Event]:
+        """Drain the thread; the events that came after those that were taken."""
+        self.thread.send(Stop())
+        assert self.thread.join(WAIT_S)
+        return [self.events.get_nowait() for _ in range(self.events.qsize())]
+
+
+def test_cancelled_session_ends_in_the_scheduler_and_has_no_token_after_the_cancel():
+    served = Served()
+    execute, calls = served.serving.engine.execute, []
+
+    def cancel_in_flight(plan, batch, now_ms):
+        calls.append(plan)
+        if len(calls) == 3:
+            served.thread.send(Cancel("first"))
+        return execute(plan, batch, now_ms)
+
+    served.serving.engine.execute = cancel_in_flight
+    served.thread.send(Submit(request("first", 4, max_tokens=50)))
+    served.thread.start()
+    events = served.until_end("first")
+
+    assert events[-1].reason is FinishReason.CANCELLED
+    assert served.stop() == []  # nothing is published after the end
+    assert (
+        len(calls) == 3
+    )  # the cancel took effect at the step in which it came: no row was computed after it
+    assert [event.token is not None for event in events] == [True] * 3 + [False]
