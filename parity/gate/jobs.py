@@ -188,7 +188,7 @@ def _run_policies(job: GateJob) -> GateCheck:
         Verdict.merge(verdict for _, verdict, _ in said),
         reason=wrong[0] if wrong else "",
         explanation="\n".join(wrong),
-        marks={"policies": len(policies), "checks": len(said)},
+        marks={"policies": len(contracts()), "checks": len(said)},
     )
 
 

@@ -149,7 +149,7 @@ def test_cutover_prints_a_verdict_per_model_and_exits_with_the_worst(tmp_path: P
         "llama": Verdict.merge(verdicts).value
     }
     assert found["rows"][0]["claim"] == "correctness" and verdicts[0] is Verdict.PASS
-    assert code != ExitCode.PASS and len(verdicts) == 8  # four requests carry no p99, so a row is unknown
+    assert code != ExitCode.PASS and len(verdicts) == 12  # four requests carry no p99, so a row is unknown
 
 
 def test_model_that_is_not_correct_is_not_measured(monkeypatch, tmp_path, capsys):
