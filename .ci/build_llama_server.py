@@ -1,9 +1,9 @@
-"""``make llama-server``: llama-server of the locked commit, compiled once per machine and installed into
-the venv.
+"""``make llama-server``: llama-server of the locked commit, compiled once per
+machine and installed into the venv.
 
 Its sources are in the source distribution that the wheel is built from. Only the server, llama.cpp's common
-code and what they need are compiled; the program runs on the wheel's own libllama and libggml, so it and
-our engine compute with the same kernels. ``--faults`` builds another program with faults planted in it
+code and what they need are compiled; the program runs on the wheel's own libllama and libggml, so it and our
+engine compute with the same kernels. ``--faults`` builds another program with faults planted in it
 (``llama_server/faults.patch``). Web UI: none, it would have to be downloaded.
 """
 
@@ -44,7 +44,8 @@ PROGRAM, FAULTS_PROGRAM = "llama-server", "llama-server-faults"
 @dataclass(frozen=True, slots=True)
 class ServerRecipe:
     """Everything that decides the bytes of the program; ``wheel`` is the key of the wheel that it runs on,
-    ``faults`` the digest of the patch, empty without faults."""
+    ``faults`` the digest of the patch, empty without faults.
+    """
 
     wheel: str
     cmake_file: str
@@ -175,8 +176,9 @@ def install_program(built: Path, path: Path) -> None:
 
 
 def set_up(venv: Path, *, faults: bool) -> Path:
-    """Take the program from the cache, built first if it is missing, and install it. Raises as
-    ``build_server``."""
+    """Take the program from the cache, built first if it is missing, and install
+    it. Raises as ``build_server``.
+    """
     if faults:
         find_patch()
     compilers = llama_wheel.find_compilers()

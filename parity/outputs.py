@@ -57,8 +57,8 @@ def check_output_folder(path: Path) -> None:
 def save_output(path: Path, content: str | bytes) -> None:
     """Write a result where a user wants it. Raises ``OutputError``.
 
-    A file is replaced whole or not at all; a link stays and its target is written; a device or pipe is
-    written to.
+    A file is replaced whole or not at all; a link stays and its target is written;
+    a device or pipe is written to.
     """
     data = content.encode() if isinstance(content, str) else content
     try:

@@ -1,9 +1,9 @@
 """Containment: a worker process that runs one call after another and may die; a hang is ended after a bound.
 
-Nothing outlives its parent: every process of ours watches a connection that only its parent holds, and a
-program that is not ours asks the kernel for the same. Calls and answers are JSON lines; a call names a
-function ``module:function`` that takes and returns JSON-able data. Run as ``python -m parity.processes`` it
-is the worker itself.
+Nothing outlives its parent: every process of ours watches a connection that only its parent holds, and
+a program that is not ours asks the kernel for the same. Calls and answers are JSON lines; a call names
+a function ``module:function`` that takes and returns JSON-able data. Run as ``python -m
+parity.processes`` it is the worker itself.
 """
 
 from __future__ import annotations

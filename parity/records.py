@@ -248,8 +248,8 @@ class Finding:
     """One thing that a checker found wrong: by whom, in one sentence, and as data.
 
     ``checker`` is the checker's name. ``data`` is JSON-able and has what is known of: ``step`` (the
-    scheduler's), ``session``, ``stage``, ``cells``, ``operation``, and ``exception`` (the type's name) where
-    the checker itself broke.
+    scheduler's), ``session``, ``stage``, ``cells``, ``operation``, and ``exception`` (the type's name)
+    where the checker itself broke.
     """
 
     checker: str
@@ -282,9 +282,9 @@ def verdict_of(
 ) -> tuple[Verdict, str]:
     """The verdict and its reason (empty for a pass): the only place where one is made.
 
-    ``sessions`` were judged; ``required`` names the marks that may not be zero in ``marks``; ``inexact``
-    says why logits cannot be compared here. Other logits than alone count under tier bits, unless they cannot
-    be compared; in ``stock`` they are weighed as noise, whose checker has the word. Everything else counts
+    ``sessions`` were judged; ``required`` names the marks that may not be zero in ``marks``; ``inexact`` says
+    why logits cannot be compared here. Other logits than alone count under tier bits, unless they cannot be
+    compared; in ``stock`` they are weighed as noise, whose checker has the word. Everything else counts
     always. Where nothing is wrong, nothing compared and bits that could not be compared are unknown.
     """
     compares_bits = tier is Tier.BITS and not inexact and layout is not Layout.STOCK

@@ -98,8 +98,8 @@ def validate_result(
     *,
     now_ms: float,
 ) -> None:
-    """Raise ``IllegalTransition`` unless ``result`` is the outcome of ``plan``, launched at ``now_ms``
-    when the planned sessions were ``views``. Every chunk completes whole: its rows are in the engine.
+    """Raise ``IllegalTransition`` unless ``result`` is the outcome of ``plan``, launched at ``now_ms`` when
+    the planned sessions were ``views``. Every chunk completes whole: its rows are in the engine.
     """
     require(result.decision_id == plan.decision_id, "result of another decision", result.decision_id)
     require(

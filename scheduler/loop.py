@@ -282,8 +282,8 @@ class Scheduler:
         return plan_without(plan, out), victim is not None
 
     def _rows_to_come(self) -> dict[str, int]:
-        """Rows that are kept free for every running session: the policy's forecast, at least what it needs
-        to get one row further.
+        """Rows that are kept free for every running session: the policy's forecast, at least what
+        it needs to get one row further.
         """
         with self._policy_asked():
             state = self.state(self._now_ms)
@@ -312,8 +312,8 @@ class Scheduler:
         return True
 
     def _rows_before(self, plan: records.IterationPlan) -> dict[str, int]:
-        """Rows to come, before this step, of running sessions, and of the plan's others beyond what they
-        share.
+        """Rows to come, before this step, of running sessions, and of the plan's
+        others beyond what they share.
         """
         rows, state = self._rows_to_come(), self.state(self._now_ms)
         with self._policy_asked():
@@ -575,8 +575,8 @@ class Scheduler:
         scores: tuple[tuple, ...] = (),
         note: str = "",
     ) -> None:
-        """Intent, release, suspended, recorded; a session that keeps its first ``kept`` rows is resumed at
-        once.
+        """Intent, release, suspended, recorded; a session that keeps its first
+        ``kept`` rows is resumed at once.
         """
         table, request_id = self.table, view.request_id
         mode = PreemptionMode.REBUILD_TAIL if kept else PreemptionMode.RECOMPUTE

@@ -261,8 +261,8 @@ class Memory:
     # -- sessions
 
     def open(self, view: SessionView, count: int) -> bool:
-        """Give a session a sequence in every stage that shares ``count`` resident tokens; False when they
-        are resident no more, or a stage has no free id left.
+        """Give a session a sequence in every stage that shares ``count`` resident tokens; False when they are
+        resident no more, or a stage has no free id left.
         """
         self.begin_step()
         entry = None

@@ -3,10 +3,10 @@
 What happens without progress is bounded by the state. Rows to compute again: as long as nobody gives way,
 every live session rebuilds at most its committed rows once, so more than all committed rows together means
 that sessions take each other's cells in turn. Steps without any row: ``max_idle_steps``. Past either bound
-the next rung of an escalation begins, each with the same bound: first nothing is shared and idle prefixes
-go, then the oldest session that can run has the pool to itself until it ends, which in an empty pool it can.
-So each row of work costs a bounded number of steps, and ``NoProgress`` means that not even one session
-alone gets a row: an engine or a caller that breaks its word.
+the next rung of an escalation begins, each with the same bound: first nothing is shared and idle prefixes go,
+then the oldest session that can run has the pool to itself until it ends, which in an empty pool it can. So
+each row of work costs a bounded number of steps, and ``NoProgress`` means that not even one session alone
+gets a row: an engine or a caller that breaks its word.
 """
 
 from __future__ import annotations

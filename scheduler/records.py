@@ -157,8 +157,8 @@ class SessionView:
 
     @property
     def next_rows(self) -> int:
-        """The least that must be kept free for the session, whatever a forecast says: what it has to rebuild,
-        and one row of progress.
+        """The least that must be kept free for the session, whatever a forecast says: what it has to
+        rebuild, and one row of progress.
 
         With less, two sessions can take each other's cells in turn for ever.
         """

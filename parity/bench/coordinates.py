@@ -1,5 +1,5 @@
-"""What a measured number holds for. Two results may be compared only where every coordinate is equal
-(M5.2, F66 and F67); what was under test, its version and where it was written down are no coordinates.
+"""What a measured number holds for. Two results may be compared only where every coordinate is equal (M5.2,
+F66 and F67); what was under test, its version and where it was written down are no coordinates.
 """
 
 from __future__ import annotations

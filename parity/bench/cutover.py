@@ -222,8 +222,8 @@ class Cutover:
         return rows
 
     def _poisson_rows(self) -> list[GateRow]:
-        """Both at the same Poisson arrivals, at a rate that the baseline cannot keep up with: latencies count
-        from the arrival.
+        """Both at the same Poisson arrivals, at a rate that the baseline cannot keep up with:
+        latencies count from the arrival.
         """
         options, margins, model = self.options, self.options.margins, self.settings.model
         workload = self._workload("short/long", options.lengths, options.num_prompts, PrefixShape.UNIQUE)
@@ -262,8 +262,8 @@ class Cutover:
         ]
 
     def _prefix_rows(self) -> list[GateRow]:
-        """Time to first token and throughput with and without sharing; a recurrent family restores
-        a state and has its own margins.
+        """Time to first token and throughput with and without sharing; a recurrent family restores a
+        state and has its own margins.
         """
         options, margins = self.options, self.options.margins
         recurrent = self.served.family.is_hybrid
@@ -329,8 +329,8 @@ def overload_row(model: str, run: BenchRun) -> GateRow:
 
 
 def median_ratio(pairs: list[tuple[dict[str, Any], dict[str, Any]]], name: str) -> float | None:
-    """Median over pairs of new over old; None where a side has no number or failed requests, or where
-    neither side has anything: 0 against 0 shows nothing.
+    """Median over pairs of new over old; None where a side has no number or failed requests, or where neither
+    side has anything: 0 against 0 shows nothing.
     """
     ratios = []
     for old, new in pairs:

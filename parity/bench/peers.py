@@ -187,8 +187,8 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running_server(command: Sequence[str], url: str) -> Iterator[str]:
-    """A server process from when its ``/health`` answers 200; nothing of it is left afterwards. Raises
-    ``UsageError``.
+    """A server process from when its ``/health`` answers 200; nothing of it is left
+    afterwards. Raises ``UsageError``.
     """
     try:
         process = ServerProcess(command, url=url, start_timeout_s=START_TIMEOUT_S)

@@ -14,10 +14,10 @@ class RequestRecord:
     """Times of one request in seconds from the run's start; one time per arrival of tokens at the client.
 
     ``due_s`` is its arrival: when the schedule, or in a closed loop a free place, wanted it sent. Latencies
-    count from there, however late ``sent_s`` was: what waits at the client waits too.
-    Where a server sends several tokens in one chunk, they arrive together: ``token_times_s`` then
-    repeats a time. ``error`` is set for a request that did not end as asked. ``turn`` counts
-    within a conversation, from 0; ``rejected`` is an error that was an answer: the server turned it away.
+    count from there, however late ``sent_s`` was: what waits at the client waits too. Where a server sends
+    several tokens in one chunk, they arrive together: ``token_times_s`` then repeats a time. ``error`` is set
+    for a request that did not end as asked. ``turn`` counts within a conversation, from 0; ``rejected`` is an
+    error that was an answer: the server turned it away.
     """
 
     index: int

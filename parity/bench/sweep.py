@@ -60,8 +60,8 @@ def run_point(point: Point, driver: Driver) -> BenchRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
-    """What is computed and kept. ``target`` identifies what was measured: results of
-    another target are not reused. ``held_for`` are coordinates of every row: model, hardware, evidence.
+    """What is computed and kept. ``target`` identifies what was measured: results of another target are not
+    reused. ``held_for`` are coordinates of every row: model, hardware, evidence.
     """
 
     target: dict[str, Any]

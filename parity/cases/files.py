@@ -34,8 +34,8 @@ def load_case(path: Path) -> Case:
 
 
 def read_case(text: str, *, where: str) -> Case:
-    """The case in a text from outside: by the schema, and as far as one value must fit another. Raises
-    ``UsageError``.
+    """The case in a text from outside: by the schema, and as far as one value must fit
+    another. Raises ``UsageError``.
     """
     load_checked_json(text, schema="case", where=where)
     case = Case.from_json(text, where=where)

@@ -59,8 +59,8 @@ def parse_policy_options(policy: str, texts: Sequence[str]) -> PolicyOptions:
 
 
 def _value(text: str, kind: Any, name: str) -> Any:
-    """A value of JSON types from its text; what cannot be read as ``kind`` stays text, for the policy to
-    refuse by name.
+    """A value of JSON types from its text; what cannot be read as ``kind`` stays text,
+    for the policy to refuse by name.
     """
     choices = get_args(kind) if NoneType in get_args(kind) else (kind,)
     if NoneType in choices and text == "none":

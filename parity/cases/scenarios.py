@@ -1,9 +1,8 @@
 """Scenario templates S1 to S8: shapes of input behind faults that serving
 engines had, as strategies of cases.
 
-Swarm style: which features are on is drawn first, then values, small ones and boundaries
-often. S9 to S15 are in ``parity.cases.scenarios``; ``parity.cases.scenarios`` names all of
-them with the marks that each must hit.
+Swarm style: which features are on is drawn first, then values, small ones and boundaries often. S9 to S15 are
+in ``parity.cases.scenarios``; ``parity.cases.scenarios`` names all of them with the marks that each must hit.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ def shrink_case(
 ) -> Case:
     """The smallest case found that fails like ``case``; ``case`` itself if it does not fail.
 
-    Ends after ``max_runs`` runs, or with the first that ends after ``seconds``: a case that hangs would be
-    waited for every time.
+    Ends after ``max_runs`` runs, or with the first that ends after ``seconds``: a case that hangs
+    would be waited for every time.
     """
     stop = clock() + seconds
     wanted = fault_signature(run(case))

@@ -140,8 +140,8 @@ def cases(
 ) -> Case:
     """Cases of one family and layout: 1 to 16 sessions, prompts of 1 to 300 tokens, budgets from 1.
 
-    For a policy other than the default, clients, priorities and objectives vary between sessions, and
-    without ``policy_options`` (None or none at all) so do the policy's options.
+    For a policy other than the default, clients, priorities and objectives vary between sessions, and without
+    ``policy_options`` (None or none at all) so do the policy's options.
     """
     features = {name: draw(st.booleans()) for name in FEATURES}
     budget = draw(st.one_of(st.integers(1, 4), st.integers(5, 64), st.integers(65, 300)))

@@ -145,8 +145,8 @@ def judge_vtc_bound(
     input_weight: int,
     output_weight: int,
 ) -> BoundClaim:
-    """Look for the premises between ``start_ms`` and ``stop_ms``, and claim the bound on the gap there only
-    if all hold.
+    """Look for the premises between ``start_ms`` and ``stop_ms``, and claim the bound on
+    the gap there only if all hold.
 
     ``both_backlogged``: each client has requests *waiting* all the time, as the theorem's backlog is the
     queue and what runs is out of it. ``whole_prompts``: prompts are computed whole in the step in which they

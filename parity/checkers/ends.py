@@ -102,8 +102,8 @@ def _ends(text: str, session: int, step: int | None = None) -> Finding:
 
 
 def _partition(run: Run) -> Iterable[Finding]:
-    """Every offered session has exactly one end, a completion or a refusal; a run that broke off has not
-    given all of them the time.
+    """Every offered session has exactly one end, a completion or a refusal; a run that broke off has
+    not given all of them the time.
     """
     for index in range(len(run.case.sessions)) if not run.findings else ():
         ends = (index in run.completions) + (index in run.refusals)

@@ -79,8 +79,8 @@ def _check_victim(item: Preemption, layout: Layout) -> Iterator[str]:
 
 
 def _check_rebuilds(run: Run) -> Iterator[str]:
-    """Intents of a policy cost at most twice the rows that are computed anew; what was asked from outside,
-    or failed, is not counted.
+    """Intents of a policy cost at most twice the rows that are computed anew; what was asked from
+    outside, or failed, is not counted.
     """
     reasons = {item.reason: None for item in preemptions_of(run)}
     if list(reasons) != [PreemptionReason.POLICY_INTENT]:

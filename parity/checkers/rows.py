@@ -72,8 +72,8 @@ def visible_rows(start: int, row: int) -> list[int]:
 
 
 def causal_pairs(start: int, stop: int) -> int:
-    """Query-key pairs of a chunk of c rows at s: ``c*s + c*(c + 1)/2`` (F44); over a prompt
-    of S rows they sum to ``total_pairs(S)`` (F45, F46).
+    """Query-key pairs of a chunk of c rows at s: ``c*s + c*(c + 1)/2`` (F44); over a prompt of S rows they
+    sum to ``total_pairs(S)`` (F45, F46).
     """
     count = stop - start
     return count * start + count * (count + 1) // 2

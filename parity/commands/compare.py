@@ -29,8 +29,8 @@ COORDINATES = (
 def command(first: Path, second: Path) -> ExitCode:
     """Compare the rows of two files that `parity bench --save-result` wrote.
 
-    Model, hardware, workload, baseline, metric, objectives, load and evidence must be equal; if one
-    differs, nothing is compared, and it is named (exit code 64). Neither is called better.
+    Model, hardware, workload, baseline, metric, objectives, load and evidence must be equal; if one differs,
+    nothing is compared, and it is named (exit code 64). Neither is called better.
     """
     pairs = pair_results(load_results(first), load_results(second))
     for one, other in pairs:

@@ -1,5 +1,6 @@
-"""``parity reference``: how far llama.cpp's answers are from a float64 reference, and whether that is
-rounding."""
+"""``parity reference``: how far llama.cpp's answers are from a float64
+reference, and whether that is rounding.
+"""
 
 from __future__ import annotations
 

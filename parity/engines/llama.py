@@ -1,9 +1,9 @@
 """llama.cpp through llama-cpp-python's low-level API: models, contexts, calls. The
 only importer of ``llama_cpp``.
 
-What must hold for bit-identity is in the numerics profile (``parity.engines.numerics``); environment
-variables that the library reads must be set before this process makes its first product, so
-profiles run in worker processes.
+What must hold for bit-identity is in the numerics profile (``parity.engines.numerics``);
+environment variables that the library reads must be set before this process makes its first
+product, so profiles run in worker processes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def library() -> ModuleType:
     """The ``llama_cpp`` module, its back end started, its log cut down to
     warnings and errors on standard error.
 
-    The library reads ``WORKER_DEFAULTS`` when it is loaded: every process that decodes, a server too, waits
-    without spinning.
+    The library reads ``WORKER_DEFAULTS`` when it is loaded: every process that decodes, a
+    server too, waits without spinning.
     """
     for name, value in WORKER_DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -142,9 +142,8 @@ class LlamaModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextSettings:
-    """One llama.cpp context. ``n_ctx`` counts cells of the whole cache;
-    ``n_seq_max`` physical sequence ids. With ``flash_attention`` cells of ``kv_type`` f32 are cast to f16
-    before they are used.
+    """One llama.cpp context. ``n_ctx`` counts cells of the whole cache; ``n_seq_max`` physical sequence ids.
+    With ``flash_attention`` cells of ``kv_type`` f32 are cast to f16 before they are used.
     """
 
     n_ctx: int

@@ -88,8 +88,8 @@ def _model(family: str, row: str) -> str:
 
 
 def _family_jobs(family: Family, options: GateOptions) -> list[GateJob]:
-    """Suites, splits, goldens and truth of one family. Goldens are those of the tiny models; the float64
-    reference is for small ones.
+    """Suites, splits, goldens and truth of one family. Goldens are those of the tiny models; the
+    float64 reference is for small ones.
     """
     model, tier = _model(family.name, options.row), options.tier_of(family.name)
     settings = {"family": family.name, "model": model, "tier": tier, "seed": options.seed}

@@ -18,8 +18,8 @@ from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 from syrupy.location import PyTestLocation
 
 from parity.errors import UsageError
-from parity.golden.cases import (GOLDEN_DIR, GoldenMode, golden_path)
-from parity.golden.record import (Golden, find_differences)
+from parity.golden.cases import GOLDEN_DIR, GoldenMode, golden_path
+from parity.golden.record import Golden, find_differences
 from parity.store import save_text
 
 REASON_VARIABLE = "SAMEBYTES_GOLDEN_REASON"

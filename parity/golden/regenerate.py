@@ -10,14 +10,14 @@ from pathlib import Path
 import yaml
 
 from parity.errors import UsageError
-from parity.golden.cases import (GOLDEN_DIR, GoldenMode, golden_path, load_prompts, prompts_path)
+from parity.golden.cases import GOLDEN_DIR, GoldenMode, golden_path, load_prompts, prompts_path
 from parity.golden.extension import save_golden
-from parity.golden.record import (MIN_MARGIN, Golden, describe_context, find_differences)
-from parity.golden.run import (run_golden, search_prompts)
-from parity.run.profiles import engine_fingerprint
-from parity.records import (Tier, Verdict)
-from parity.store import (REPOSITORY, save_text)
+from parity.golden.record import MIN_MARGIN, Golden, describe_context, find_differences
+from parity.golden.run import run_golden, search_prompts
 from parity.processes import WorkerDied
+from parity.records import Tier, Verdict
+from parity.run.profiles import engine_fingerprint
+from parity.store import REPOSITORY, save_text
 
 PROMPTS_HEADER = """\
 # Prompts of this family's goldens, by mode. Found by `parity regen --search`: of the texts tried, those whose

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from parity.checkers.identity import first_difference
+from parity.engines.numerics import NumericsProfile
+from parity.golden.cases import MAX_TOKENS, PLANS, GoldenMode, ModePlan, golden_case
+from parity.golden.record import Golden, GoldenProvenance, GoldenSession
+from parity.processes import shared_worker
+from parity.records import Tier, Verdict
 from parity.reference import Weights, load_weights, run_reference
 from parity.run.explain import explain_outcome
-from parity.golden.cases import (MAX_TOKENS, PLANS, GoldenMode, ModePlan, golden_case)
-from parity.golden.record import (Golden, GoldenProvenance, GoldenSession)
 from parity.run.judge import OracleAnswers, judge, question
-from parity.engines.numerics import NumericsProfile
 from parity.run.oracle import Question
-from parity.run.profiles import (engine_fingerprint, profile_of)
-from parity.records import Tier, Verdict
-from parity.run.runner import (Runner, known_family, known_model, process_runner)
-from parity.processes import shared_worker
+from parity.run.profiles import engine_fingerprint, profile_of
+from parity.run.runner import Runner, known_family, known_model, process_runner
 from scheduler.limits import Layout
 
 OPENINGS = (

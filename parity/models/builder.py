@@ -22,7 +22,8 @@ CONTROL_GAIN = 0.25  # control tokens' rows are quieter: generated now and then,
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
     """Width and depth of a generated model. ``head_dim`` is ``width / n_head`` unless ``head_values`` says
-    another; tiny models are 64 wide."""
+    another; tiny models are 64 wide.
+    """
 
     width: int
     n_layer: int

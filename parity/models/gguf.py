@@ -1,11 +1,11 @@
 """A GGUF file's metadata and tensor table, read without its weights and without decoding its vocabulary.
 
-The ``gguf`` package's ``GGUFReader`` was measured against this on a vocabulary of 150,000 tokens and merges:
-it makes an array object of every string (14.8 s and 654 MB; here 0.1 s and nothing kept), a subclass that
-steps over them has to replace a private method, and its reads past the end are silently short, so that an
-array of 2^60 bytes never ends. So the package gives the format's constants and the writer, and the header is
-read here. Format: ggml's ``docs/gguf.md``, versions 2 and 3, little-endian; limits are llama.cpp's where it
-has some.
+The ``gguf`` package's ``GGUFReader`` was measured against this on a vocabulary of 150,000 tokens and
+merges: it makes an array object of every string (14.8 s and 654 MB; here 0.1 s and nothing kept), a
+subclass that steps over them has to replace a private method, and its reads past the end are silently
+short, so that an array of 2^60 bytes never ends. So the package gives the format's constants and the
+writer, and the header is read here. Format: ggml's ``docs/gguf.md``, versions 2 and 3, little-endian;
+limits are llama.cpp's where it has some.
 
 A file comes from anywhere, so whatever it holds costs bounded time and memory and ends in one line.
 """

@@ -140,8 +140,8 @@ class Fetched:
 def look_up(target: HubFile, settings: HubSettings) -> HubFile:
     """``target`` with every pin that the Hub publishes; without a revision, at the default branch's head.
 
-    A file that is not stored as a large file has no published SHA-256: those pins stay ``None``.
-    Raises ``Unavailable``.
+    A file that is not stored as a large file has no published SHA-256: those pins stay
+    ``None``. Raises ``Unavailable``.
     """
     if settings.offline:
         raise Unavailable(

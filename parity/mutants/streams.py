@@ -21,8 +21,8 @@ from scheduler.sessions import SessionTable
 
 @contextmanager
 def sampled_again(reach: Reach) -> Iterator[None]:
-    """The last row of a rebuild is sampled again, and its token goes to the caller; the session's own output
-    is kept free of it.
+    """The last row of a rebuild is sampled again, and its token goes to the caller; the session's
+    own output is kept free of it.
     """
 
     def composing(original: Any) -> Any:

@@ -1,7 +1,7 @@
 """What the models say, computed a second time: the five families in NumPy float64, straight from GGUF.
 
-Shares no code with the engines: no cache, no chunks, no batch, no llama.cpp. A whole sequence goes in, every
-position's logits come out.
+Shares no code with the engines: no cache, no chunks, no batch, no llama.cpp. A whole sequence goes in,
+every position's logits come out.
 """
 
 from __future__ import annotations

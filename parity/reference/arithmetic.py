@@ -43,9 +43,10 @@ class Kernel(StrEnum):
 
 @dataclass(slots=True)
 class Arithmetic:
-    """One way to compute. ``shake``: seed of a run in which every value is moved by one ulp (None: none is).
-    ``flips``: in each rounding to fewer bits, the value of each row that is nearest to going the other way
-    goes the other way."""
+    """One way to compute. ``shake``: seed of a run in which every value is moved by one ulp (None:
+    none is). ``flips``: in each rounding to fewer bits, the value of each row that is nearest to going
+    the other way goes the other way.
+    """
 
     kernel: Kernel = Kernel.EXACT
     shake: int | None = None
@@ -70,7 +71,8 @@ class Arithmetic:
 
     def settle_sum(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         """``left @ right``; shaken by one ulp of the sum of its terms' sizes, since a sum that cancels keeps
-        the rounding of what it was made of (Higham, Accuracy and Stability of Numerical Algorithms, 3.1)."""
+        the rounding of what it was made of (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
+        """
         value = left @ right
         if self._stream is None:
             return value
@@ -144,7 +146,8 @@ def as_half(x: np.ndarray) -> np.ndarray:
 
 def _flip_nearest(excess: np.ndarray, rounded: np.ndarray, step: np.ndarray) -> np.ndarray:
     """``rounded`` with one value of each row taken one ``step`` on: that whose ``excess``, the part of a step
-    that rounding took away (-0.5 to 0.5), is largest."""
+    that rounding took away (-0.5 to 0.5), is largest.
+    """
     at = np.abs(excess).argmax(axis=-1, keepdims=True)
     out = rounded.copy()
     moved = np.take_along_axis(rounded + np.where(excess < 0, -step, step), at, axis=-1)

@@ -65,7 +65,8 @@ class TokenTie:
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """``logits`` float64 [tokens, n_vocab]; ``bound`` [tokens], root mean square over the vocabulary;
-    ``widest`` [tokens], the most that one logit may move; ``ties`` in order of position and layer."""
+    ``widest`` [tokens], the most that one logit may move; ``ties`` in order of position and layer.
+    """
 
     logits: np.ndarray
     bound: np.ndarray

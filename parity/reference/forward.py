@@ -82,7 +82,8 @@ def deepseek2(f: Forward, layer: Layer, index: int, x: np.ndarray) -> np.ndarray
 
 def latent_attention(f: Forward, layer: Layer, h: np.ndarray) -> np.ndarray:
     """Multi-head latent attention (DeepSeek-V2, section 2.1), with the key's matrix absorbed by the query and
-    the value's applied to what was attended, so that one latent a token is all that is seen of the past."""
+    the value's applied to what was attended, so that one latent a token is all that is seen of the past.
+    """
     m, n, n_head = f.weights, f.n_tokens, f.weights["attention.head_count"]
     n_rot, n_latent = rotated_values(m), m["attention.kv_lora_rank"]
     if "attn_q_a" in layer:
@@ -104,7 +105,8 @@ def latent_attention(f: Forward, layer: Layer, h: np.ndarray) -> np.ndarray:
 
 def latent_scale(weights: Weights, n_values: int) -> float:
     """Scale of the scores: with YaRN times ``mscale_all_dim``'s temperature squared (DeepSeek-V2's model
-    code; GGUF holds a tenth of the multiplier)."""
+    code; GGUF holds a tenth of the multiplier).
+    """
     if weights.get("rope.scaling.type", "linear") != "yarn":
         return n_values**-0.5
     multiplier = weights.get("rope.scaling.yarn_log_multiplier", 0.0) * 10
@@ -129,8 +131,9 @@ def gemma2(f: Forward, layer: Layer, index: int, x: np.ndarray) -> np.ndarray:
 
 
 def gemma2_scale(weights: Weights) -> float:
-    """By the head's size, in the 27B model by the width that a head would have
-    (``query_pre_attn_scalar``)."""
+    """By the head's size, in the 27B model by the width that a head would
+    have (``query_pre_attn_scalar``).
+    """
     if weights["block_count"] == GEMMA2_27B_LAYERS:
         return (weights["embedding_length"] // weights["attention.head_count"]) ** -0.5
     return head_values(weights) ** -0.5

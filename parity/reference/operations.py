@@ -21,8 +21,9 @@ YARN_FAST_TURNS, YARN_SLOW_TURNS = 32.0, 1.0  # beta of the paper; llama.cpp rea
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Who was chosen in one layer. ``scores`` [tokens, experts] decide; ``chosen`` [tokens, used] are
-    sorted."""
+    """Who was chosen in one layer. ``scores`` [tokens, experts] decide;
+    ``chosen`` [tokens, used] are sorted.
+    """
 
     layer: int
     scores: np.ndarray

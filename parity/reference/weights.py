@@ -25,7 +25,8 @@ class Tensor:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """One model. ``metadata`` has the architecture's keys without its prefix; ``tensors`` are named as in the
-    file, without a trailing ``.weight``."""
+    file, without a trailing ``.weight``.
+    """
 
     architecture: str
     metadata: Mapping[str, Any]

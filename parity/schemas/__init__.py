@@ -68,8 +68,8 @@ class PlainLoader(yaml.SafeLoader):
 def load_checked_yaml(path: Path, *, schema: str) -> dict[str, Any]:
     """The content of a YAML file that satisfies a schema.
 
-    ``UsageError`` names the file and the key path of the fault that matters most. Time and memory are bounded
-    whatever the file holds.
+    ``UsageError`` names the file and the key path of the fault that matters most. Time and memory are
+    bounded whatever the file holds.
     """
     try:
         with open(path, "rb") as file:

@@ -272,8 +272,8 @@ def read_ask(
     token ids. Raises ``BadRequest``.
 
     Beyond OpenAI's fields a policy is told of ``user`` (the client whose service is counted), ``priority``
-    (lower is favoured) and ``slo`` (``{"ttft_ms": ..., "tbt_ms": ...}``, objectives counted from arrival and
-    from emission to emission).
+    (lower is favoured) and ``slo`` (``{"ttft_ms": ..., "tbt_ms": ...}``, objectives counted from arrival
+    and from emission to emission).
     """
     fields = read_fields(data, is_chat=is_chat)
     if fields.model not in (None, limits.model_name):

@@ -25,8 +25,8 @@ SPARE_FILES = 64  # descriptors that are no connections: the model, logs, the ev
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Where to listen, and what a connection may cost. ``drain_timeout_s`` bounds the wait for running
-    requests at the end.
+    """Where to listen, and what a connection may cost. ``drain_timeout_s`` bounds the wait
+    for running requests at the end.
     """
 
     host: str = "127.0.0.1"

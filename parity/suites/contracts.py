@@ -61,8 +61,8 @@ def contract_of(*policies: str) -> Callable[[Check], Check]:
 
 
 def check_contract(policy: str) -> list[str]:
-    """Problems of a policy's contract, each with the name of its check. A workload that cannot be served at
-    all is one, too.
+    """Problems of a policy's contract, each with the name of its check. A workload that
+    cannot be served at all is one, too.
     """
     problems: list[str] = []
     for check in CONTRACT_CHECKS.get(policy, ()):

@@ -168,8 +168,8 @@ def describe_beyond(compared: TruthComparison) -> list[str]:
 def answers_alone(
     model: str, way: Way, prompts: Sequence[Sequence[int]], *, chunk_rows: int, path: Path | None = None
 ) -> list[np.ndarray]:
-    """llama.cpp's logits of every position, each prompt alone, in a worker process: float32 [tokens,
-    n_vocab].
+    """llama.cpp's logits of every position, each prompt alone, in a worker
+    process: float32 [tokens, n_vocab].
 
     ``path``: a file to load instead of the model's own, its weights as they are stored.
     """

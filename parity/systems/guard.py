@@ -1,10 +1,10 @@
 """Runs one command and ends it when the caller is gone, however the caller ended.
 
 Run as a script, in a session of its own, with a pipe as standard input that the caller keeps open and never
-writes to. The end of that pipe means: close. The first argument says how many seconds the command has
-between SIGTERM and SIGKILL, the others are the command. Needs nothing but the standard library, so that it
-starts in some ten milliseconds. Exit code: the command's own, or 128 and its signal, where the command
-ended by itself; 127 where it could not be started.
+writes to. The end of that pipe means: close. The first argument says how many seconds the command has between
+SIGTERM and SIGKILL, the others are the command. Needs nothing but the standard library, so that it starts in
+some ten milliseconds. Exit code: the command's own, or 128 and its signal, where the command ended by itself;
+127 where it could not be started.
 """
 
 from __future__ import annotations

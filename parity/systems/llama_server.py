@@ -96,7 +96,8 @@ class LlamaServerOptions:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaServerFacts:
     """What a running llama-server says of itself: ``build`` (``b0-unknown`` outside a git checkout), slots,
-    context of one slot in tokens, path of the model file."""
+    context of one slot in tokens, path of the model file.
+    """
 
     build: str
     model_path: str
@@ -127,9 +128,9 @@ def llama_server_program(build: LlamaServerBuild) -> tuple[str, ...]:
 
 
 def describe_llama_server(build: LlamaServerBuild) -> str:
-    """What tells one build from another, for a record of it: the package's version, else the digest of the
-    program. What the server itself says is no help: neither was built from a git checkout. Raises
-    ``UsageError``.
+    """What tells one build from another, for a record of it: the package's version, else the
+    digest of the program. What the server itself says is no help: neither was built from a git
+    checkout. Raises ``UsageError``.
     """
     program = llama_server_program(build)
     if build is LlamaServerBuild.WHEEL:
@@ -147,8 +148,8 @@ def open_llama_server(
 ) -> ServerProcess:
     """Start a llama-server and wait until it answers; see ``ServerProcess``.
 
-    ``fault`` names one of ``server_faults.FAULTS`` and needs the build with faults. Raises ``UsageError``,
-    ``ServerDied``.
+    ``fault`` names one of ``server_faults.FAULTS`` and needs the build with faults. Raises
+    ``UsageError``, ``ServerDied``.
     """
     if fault is not None and build is not LlamaServerBuild.FAULTS:
         raise UsageError("a fault needs the build with faults", todo=HOW_TO_GET[LlamaServerBuild.FAULTS])

@@ -1,5 +1,6 @@
-"""A server as a child process: opened until it answers, its output drained to a file, ended with all it
-started."""
+"""A server as a child process: opened until it answers, its output drained to a
+file, ended with all it started.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +46,9 @@ class ServerDied(Exception):
 class ServerProcess:
     """A running server. Use as a context manager, or call ``close``.
 
-    The command runs below ``guard``, in a session and process group of its own: it is ended when this
-    object is closed, and also when this process ends, even by SIGKILL. Everything that it writes goes to
-    ``log``, a file, so it never waits for a reader.
+    The command runs below ``guard``, in a session and process group of its own: it is ended when this object
+    is closed, and also when this process ends, even by SIGKILL. Everything that it writes goes to ``log``, a
+    file, so it never waits for a reader.
     """
 
     def __init__(
@@ -63,11 +64,11 @@ class ServerProcess:
         """Start ``command`` and wait until ``/health`` answers 200.
 
         ``url`` None takes the address that the command writes, as ``listening on http://127.0.0.1:PORT``:
-        the safe way, for a free port may be taken until the server binds it. ``log`` None takes a temporary
-        file that is removed on close. ``environment`` is added to this process's. ``term_timeout_s`` after
-        SIGTERM the server is killed. Raises ``ServerDied`` when the command cannot be started (code 127) or
-        ends before it answers, ``UsageError`` when it does not answer in ``start_timeout_s`` seconds; nothing
-        is left running then.
+        the safe way, for a free port may be taken until the server binds it. ``log`` None takes a
+        temporary file that is removed on close. ``environment`` is added to this process's.
+        ``term_timeout_s`` after SIGTERM the server is killed. Raises ``ServerDied`` when the command
+        cannot be started (code 127) or ends before it answers, ``UsageError`` when it does not answer in
+        ``start_timeout_s`` seconds; nothing is left running then.
         """
         self.command = tuple(command)
         self._is_ended = False

@@ -1,9 +1,9 @@
-"""The llama-server in the package xllamacpp as a process of its own: ``python -m parity.systems.xllama
-OPTIONS``.
+"""The llama-server in the package xllamacpp as a process of its own: ``python -m
+parity.systems.xllama OPTIONS``.
 
-The package runs llama.cpp's server inside a Python process and has no command line; this takes those of
-llama-server's options that ``LlamaServerOptions`` writes, by the same names, and rejects others. The only
-importer of xllamacpp.
+The package runs llama.cpp's server inside a Python process and has no command line; this takes those
+of llama-server's options that ``LlamaServerOptions`` writes, by the same names, and rejects others.
+The only importer of xllamacpp.
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ from scheduler.records import PolicyIdentity, Refusal, Request, SessionState, Se
 
 
 class Orca(Policy):
-    """``Select``: sessions by arrival; a first selection reserves the declared
-    total, prompt and ``max_tokens``; stop at the first misfit.
+    """``Select``: sessions by arrival; a first selection reserves the declared total, prompt and
+    ``max_tokens``; stop at the first misfit.
 
     ``n_rsrv`` is the sum of the reservations of sessions that were selected before and have not ended,
     suspended ones included; ``slots`` (default: as many rows as the pool has) bounds it. A request above
-    ``slots`` is refused at the door; one that takes the whole pool by the default, whose last token needs no
-    row, reserves it whole. A prompt runs in one iteration unless it exceeds the token budget or the memory
-    asks for a stop within it.
+    ``slots`` is refused at the door; one that takes the whole pool by the default, whose last token needs
+    no row, reserves it whole. A prompt runs in one iteration unless it exceeds the token budget or the
+    memory asks for a stop within it.
     """
 
     identity = PolicyIdentity("orca")

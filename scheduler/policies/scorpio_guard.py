@@ -21,9 +21,8 @@ class ScorpioGuard(Policy):
 
     A session whose TBT limit is k times the tightest running one counts 1/k in the virtual batch size and
     decodes in one step of k on average: its mean time per output token is its limit when a step takes the
-    tightest one, and a single gap is less than one step longer. A session enters only while
-    ``step_ms(size) = base_ms + ms_per_session * size`` stays within the tightest limit; a session alone
-    always enters.
+    tightest one, and a single gap is less than one step longer. A session enters only while ``step_ms(size) =
+    base_ms + ms_per_session * size`` stays within the tightest limit; a session alone always enters.
     """
 
     identity = PolicyIdentity("scorpio_guard")

@@ -104,8 +104,8 @@ class _Batch:
 class SglangAdder(Policy):
     """A step is a prefill batch if there is one to make, else all decodes.
 
-    Continued chunks come first, their carried rows counting as cached tokens and buffer, and stay alone.
-    With ``mix_chunked`` only a chunk that was cut ends the scan; a tail chunk leaves headroom for followers,
+    Continued chunks come first, their carried rows counting as cached tokens and buffer, and stay alone. With
+    ``mix_chunked`` only a chunk that was cut ends the scan; a tail chunk leaves headroom for followers,
     unless it is carried on from a position that is not page-aligned. ``warm_cold`` turns the warm and cold
     rule on; it is off under ``priority_scheduling``. Both are off by default, as the notes leave them.
     """

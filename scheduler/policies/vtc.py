@@ -19,9 +19,9 @@ MAX_DEPARTED = 1024  # clients that are remembered although they have no request
 class Counters:
     """Weighted service by client as the algorithm charges it, and who has waiting requests.
 
-    ``charged`` is what was charged ahead of completion and is not yet settled, by
-    request (``vtc_completed`` only). Of clients without a live request the ``MAX_DEPARTED`` with the
-    largest counters are remembered: a smaller one is what the lift makes up for soonest.
+    ``charged`` is what was charged ahead of completion and is not yet settled, by request (``vtc_completed``
+    only). Of clients without a live request the ``MAX_DEPARTED`` with the largest counters are remembered: a
+    smaller one is what the lift makes up for soonest.
     """
 
     counters: Mapping[str, int] = field(default_factory=dict)

@@ -123,8 +123,8 @@ class Policy:
         return sum(self.future_rows(state, state.views[request_id]) for request_id in state.running)
 
     def watermark_rows(self) -> int:
-        """Rows that admission leaves free unless nobody else runs: the soft ceiling lies so far
-        below the hard one.
+        """Rows that admission leaves free unless nobody else runs: the soft ceiling
+        lies so far below the hard one.
         """
         return self.reservation.watermark_rows
 

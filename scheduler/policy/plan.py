@@ -106,8 +106,8 @@ class PlanBuilder:
         return True
 
     def _has_room(self, places: Sequence[Place], rows: int) -> bool:
-        """Whether a session that shares has cells above what it shares, together with all who run and all who
-        enter with it.
+        """Whether a session that shares has cells above what it shares, together with all who
+        run and all who enter with it.
         """
         if places and not self._rooms:
             self._rooms = [room.copy() for room in self.state.memory.rooms()]

@@ -16,8 +16,8 @@ def preemptions(serving: Serving) -> list[Preemption]:
 
 
 def crowded(policy: str, layout: Layout, *, priorities: tuple[int, ...] = (0, 0, 0), **options) -> Serving:
-    """Three sessions of 3 rows each run one after the other; 10 cells, so in the second decode step only the
-    first finds one (3 * 3 + 1).
+    """Three sessions of 3 rows each run one after the other; 10 cells, so in the second decode step only
+    the first finds one (3 * 3 + 1).
     """
     serving = Serving(
         cells=10, policy=policy, layout=layout, prefix_cache=False, options=options, max_num_batched_tokens=9

@@ -1,5 +1,6 @@
-"""``make llama-server`` builds one program a recipe, from the locked sources and the very wheel that is
-installed."""
+"""``make llama-server`` builds one program a recipe, from the locked sources and
+the very wheel that is installed.
+"""
 
 from __future__ import annotations
 

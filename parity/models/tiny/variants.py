@@ -24,7 +24,8 @@ MILD = 1.5  # router gain: the chosen experts weigh about the same
 
 def llama_scaled(size: ModelSize) -> ModelBuilder:
     """Own ``freq_base``, linear rope scaling, biases, tied embeddings, heads of 24 that are wider in all than
-    the model, four query heads to a key head."""
+    the model, four query heads to a key head.
+    """
     size = replace(size, n_head=4, n_head_kv=1, head_values=24)
     model = ModelBuilder("llama", size, seed=101)
     add_attention_metadata(model)
@@ -65,7 +66,8 @@ def llama_experts(size: ModelSize) -> ModelBuilder:
 
 def deepseek2_v3(size: ModelSize) -> ModelBuilder:
     """DeepSeek-V3's: compressed queries, YaRN with ``mscale``, sigmoid gating with a selection bias, groups
-    of experts, two shared experts, normalised weights and their scale."""
+    of experts, two shared experts, normalised weights and their scale.
+    """
     model = _deepseek2(size, seed=103, log_multiplier=0.1, n_shared=2)
     model.writer.add_expert_group_count(4)
     model.writer.add_expert_group_used_count(2)
@@ -80,7 +82,8 @@ def deepseek2_v3(size: ModelSize) -> ModelBuilder:
 
 def deepseek2_v2(size: ModelSize) -> ModelBuilder:
     """DeepSeek-V2's: compressed queries, YaRN with another ``mscale``, softmax gating whose weights are
-    scaled and not normalised, three shared experts; tied embeddings."""
+    scaled and not normalised, three shared experts; tied embeddings.
+    """
     model = _deepseek2(size, seed=104, log_multiplier=0.0707, n_shared=3)
     model.writer.add_expert_weights_scale(4.0)
     model.writer.add_expert_weights_norm(False)
@@ -91,7 +94,8 @@ def deepseek2_v2(size: ModelSize) -> ModelBuilder:
 
 def gemma2_capped(size: ModelSize) -> ModelBuilder:
     """Both soft caps at work, own ``freq_base``, linear rope scaling, a listed pattern of windows, heads of
-    32."""
+    32.
+    """
     size = replace(size, head_values=32)
     model = ModelBuilder("gemma2", size, seed=105)
     add_attention_metadata(model)
@@ -110,7 +114,8 @@ def gemma2_capped(size: ModelSize) -> ModelBuilder:
 
 def gemma2_deep(size: ModelSize) -> ModelBuilder:
     """As many layers as the 27B model, which is how llama.cpp knows that queries are scaled by the width that
-    a head would have; heads of 64, wider in all than the model."""
+    a head would have; heads of 64, wider in all than the model.
+    """
     size = replace(size, n_head=2, n_head_kv=1, head_values=64)
     model = ModelBuilder("gemma2", size, seed=106)
     add_attention_metadata(model)
@@ -126,7 +131,8 @@ def gemma2_deep(size: ModelSize) -> ModelBuilder:
 
 def falcon_h1_groups(size: ModelSize) -> ModelBuilder:
     """Two groups of mamba channels, states that fade slowly, an inner size that is not the width, own
-    ``freq_base``, linear rope scaling, tied embeddings, heads of 32."""
+    ``freq_base``, linear rope scaling, tied embeddings, heads of 32.
+    """
     model = _falcon_h1(
         replace(size, head_values=32),
         seed=107,
@@ -144,7 +150,8 @@ def falcon_h1_groups(size: ModelSize) -> ModelBuilder:
 
 def falcon_h1_bare(size: ModelSize) -> ModelBuilder:
     """No mamba norm, states that fade fast, four groups, biases in attention and feed-forward, heads of
-    64."""
+    64.
+    """
     model = _falcon_h1(
         replace(size, n_head=4, n_head_kv=2, head_values=64),
         seed=108,
@@ -162,7 +169,8 @@ def falcon_h1_bare(size: ModelSize) -> ModelBuilder:
 
 def qwen3next_partial(size: ModelSize) -> ModelBuilder:
     """A quarter of each head turns, 16 experts of which 4 are used, states that fade fast, four value heads
-    to a key head, attention in every other layer, heads of 32."""
+    to a key head, attention in every other layer, heads of 32.
+    """
     return _qwen3next(
         replace(size, head_values=32),
         seed=109,
@@ -176,7 +184,8 @@ def qwen3next_partial(size: ModelSize) -> ModelBuilder:
 
 def qwen3next_slow(size: ModelSize) -> ModelBuilder:
     """States that fade slowly, as many key as value heads, own ``freq_base``, linear rope scaling, heads of
-    64 of which half turns; tied embeddings."""
+    64 of which half turns; tied embeddings.
+    """
     model = _qwen3next(
         replace(size, head_values=64),
         seed=110,

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from parity.errors import UsageError
-from parity.golden.cases import (GOLDEN_DIR, GoldenMode, golden_path, load_prompts)
-from parity.golden.extension import (DIRECTORY_VARIABLE, REASON_VARIABLE, save_golden)
-from parity.golden.record import (Golden, GoldenProvenance, GoldenSession, describe_context, find_differences)
-from parity.golden.regenerate import (ModeChange, check_engine_is_locked, locked_engine_version, save_changes)
-from parity.records import (Tier, Verdict)
+from parity.golden.cases import GOLDEN_DIR, GoldenMode, golden_path, load_prompts
+from parity.golden.extension import DIRECTORY_VARIABLE, REASON_VARIABLE, save_golden
+from parity.golden.record import Golden, GoldenProvenance, GoldenSession, describe_context, find_differences
+from parity.golden.regenerate import ModeChange, check_engine_is_locked, locked_engine_version, save_changes
+from parity.records import Tier, Verdict
 from parity.store import REPOSITORY
 
 PROVENANCE = GoldenProvenance(

@@ -1,4 +1,6 @@
-"""A golden whose tokens the float64 reference does not pick is refused, with both tokens and their distance."""
+"""A golden whose tokens the float64 reference does not pick is refused, with
+both tokens and their distance.
+"""
 
 from __future__ import annotations
 

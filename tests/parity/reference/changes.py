@@ -1,5 +1,6 @@
-"""Changes to a model or to the reference: a trait turned off, or a fault planted. None of them is a
-rounding."""
+"""Changes to a model or to the reference: a trait turned off, or a fault
+planted. None of them is a rounding.
+"""
 
 from __future__ import annotations
 

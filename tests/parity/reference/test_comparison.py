@@ -20,8 +20,9 @@ known_weights = functools.cache(lambda family: load_weights(resolve_model(family
 
 @pytest.fixture(scope="module")
 def tied() -> Weights:
-    """The tiny deepseek2 with experts 1 and 2 of a layer equally good for every token, and otherwise as they
-    were."""
+    """The tiny deepseek2 with experts 1 and 2 of a layer equally good for every
+    token, and otherwise as they were.
+    """
     weights = known_weights("deepseek2")
     name = f"blk.{LAYER}.ffn_gate_inp"
     router = weights.tensors[name].values.copy()

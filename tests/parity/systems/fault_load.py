@@ -27,7 +27,8 @@ NO_PART_OF_A_CHARACTER = tuple([token, False] for token in range(128, 256))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """One request: prompt as token ids, further fields of ``/completion``; ``leave_after`` tokens the
-    client is gone (None: it stays)."""
+    client is gone (None: it stays).
+    """
 
     name: str
     prompt: tuple[int, ...]
@@ -60,7 +61,8 @@ def draw_prompt(draw: random.Random, length: int) -> tuple[int, ...]:
 
 def first_waves(seed: int) -> list[list[Ask]]:
     """Three waves of eight at once: shared prefixes; unrelated prompts with every setting; the first wave
-    again, and clients that leave."""
+    again, and clients that leave.
+    """
     draw = random.Random(seed)
     shared = [draw_prompt(draw, 40), draw_prompt(draw, 40)]
     tails = [draw_prompt(draw, 9) for _ in range(8)]
@@ -88,7 +90,8 @@ def first_waves(seed: int) -> list[list[Ask]]:
 
 def later_waves(seed: int, first: Sequence[Sequence[Ask]], alone: Answers) -> list[list[Ask]]:
     """Two waves that build on what was answered: conversations that go on, also those of clients that left,
-    stop strings, two completions of one prompt, sampled ones again."""
+    stop strings, two completions of one prompt, sampled ones again.
+    """
     draw = random.Random(seed + 1)
     asked = {ask.name: ask for wave in first for ask in wave}
 
@@ -159,8 +162,9 @@ async def keep_busy(client: httpx.AsyncClient, companion: Ask, begun: asyncio.Ev
 
 @contextlib.asynccontextmanager
 async def busy_with(client: httpx.AsyncClient, companion: Ask) -> AsyncIterator[None]:
-    """A stream that has begun and goes on, so that whatever is asked meanwhile does not run alone; left at
-    the end."""
+    """A stream that has begun and goes on, so that whatever is asked meanwhile does
+    not run alone; left at the end.
+    """
     begun = asyncio.Event()
     worker = asyncio.create_task(keep_busy(client, companion, begun))
     waiter = asyncio.create_task(begun.wait())
@@ -177,7 +181,8 @@ async def busy_with(client: httpx.AsyncClient, companion: Ask) -> AsyncIterator[
 
 async def ask_waves(server: ServerProcess, waves: Sequence[Sequence[Ask]], *, at_once: bool) -> Answers:
     """Each wave's requests together and beside a companion, or one after the other with no cache. A refused
-    request raises ``httpx.HTTPStatusError``."""
+    request raises ``httpx.HTTPStatusError``.
+    """
     answers: Answers = {}
     # A kept connection may be closed by the server in the moment of the next request.
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)

@@ -26,8 +26,9 @@ server.serve_forever()
 
 
 def small_server(*, health: int = 200, noise: int = 0, port: int = 0, before: str = "") -> list[str]:
-    """A command that serves every path with status ``health`` and writes ``noise`` bytes for each request;
-    ``before`` is run first."""
+    """A command that serves every path with status ``health`` and writes ``noise`` bytes for each
+    request; ``before`` is run first.
+    """
     lines = [
         "import signal, subprocess, sys",
         f"health, noise, port = {health}, {noise}, {port}",

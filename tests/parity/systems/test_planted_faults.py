@@ -1,5 +1,5 @@
-"""Every fault planted in llama-server changes answers, and without the variable the program answers as the
-stock one.
+"""Every fault planted in llama-server changes answers, and without the variable the
+program answers as the stock one.
 
 Nightly: both programs are compiled by ``make llama-server`` and ``make llama-server FAULTS=1``.
 """
