@@ -58,7 +58,8 @@ PLANS: dict[GoldenMode, ModePlan] = {
 def golden_case(family: str, mode: GoldenMode, prompts: tuple[tuple[int, ...], ...]) -> Case:
     """The case of a mode over tokenised prompts, in ``unified``.
 
-    Cells are float32, which counts in ``streams`` alone: flash attention casts them to float16 (see ``Case``).
+    Cells are float32, which counts in ``streams`` alone: flash attention casts them to float16 (see
+    ``Case``).
     """
     sessions = tuple(
         Session(prompt=prompt, max_tokens=MAX_TOKENS, arrival_step=_arrival(mode, index))
