@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from parity.cases.strategies import tokens_of
+from parity.cases.strategies import tokens_of, within_limits
 from parity.checkers.giving_way import preemptions_of
 from parity.errors import UsageError
 from parity.records import Case, Fault, FaultKind, Outcome, Session, Verdict, broken_outcome
 from parity.run.judge import judge
 from parity.run.runner import ExactSystem, replay
 from scheduler.limits import Layout
-from scheduler.policies import policy_names
+from scheduler.policies import option_types, policy_names
 from scheduler.records import ServiceLevel
 
 FAMILIES = ("llama", "gemma2", "falcon_h1", "qwen3next", "deepseek2")
@@ -68,7 +68,7 @@ def draw_case(number: int, policies: Sequence[str]) -> Case:
     policy = policies[number % len(policies)]
     stages = source.choice(((), (), (), (cells, cells + source.randint(0, 6))))
     streams = layout is Layout.STREAMS
-    return Case(
+    case = Case(
         family=family,
         model=family,
         sessions=sessions,
@@ -85,6 +85,7 @@ def draw_case(number: int, policies: Sequence[str]) -> Case:
         faults=draw_faults(source, count),
         stage_cells=() if streams else stages,
     )
+    return within_limits(case)
 
 
 def draw_sessions(source: random.Random, count: int) -> tuple[Session, ...]:
@@ -118,7 +119,7 @@ def draw_options(source: random.Random, policy: str, count: int) -> tuple:
         if source.random() < 0.5
     }
     options = {name: value for name, value in options.items() if value is not None}
-    if source.random() < 0.35:
+    if "reservation" in option_types(policy) and source.random() < 0.35:
         forecasts = {
             f"s{index}": {"point": source.randint(1, 4), "p90": source.randint(2, 8)}
             for index in range(count)

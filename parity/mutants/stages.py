@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -137,9 +137,11 @@ def kinds_of_first_layers(reach: Reach) -> Iterator[None]:
     """A stage's layers take the kinds of the model's first layers instead of their own."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def stage_fields(header: Any, facts: ModelFacts, layers: LayerRange) -> dict[str, bytes]:
+        def stage_fields(
+            header: Any, data: BinaryIO, facts: ModelFacts, layers: LayerRange
+        ) -> dict[str, bytes]:
             first = LayerRange(start=0, stop=layers.n_layer)
-            fields, wrong = original(header, facts, layers), original(header, facts, first)
+            fields, wrong = original(header, data, facts, layers), original(header, data, facts, first)
             if wrong != fields:
                 reach()
             return wrong

@@ -16,7 +16,7 @@ from parity.checkers.giving_way import check_giving_way
 from parity.history import Run, TraceStep
 from parity.records import Case
 from scheduler.limits import Layout
-from scheduler.policies import policy_names
+from scheduler.policies import option_types, policy_names
 from tests.scheduler.serving import OPTIMISTIC, Serving, request
 
 # A tree: a root of four tokens, two that go on from it, one that parts within it, one of its own.
@@ -60,7 +60,7 @@ def play(policy: str, kind: str, case: tuple) -> Serving:
         policy=policy,
         cells=cells * 4 if streams else cells,
         ids=4 if streams else 6,
-        options=OPTIMISTIC if optimistic else {},
+        options=OPTIMISTIC if optimistic and "reservation" in option_types(policy) else {},
         prefix_block_tokens=block,
         max_num_batched_tokens=4,
         max_num_seqs=4,

@@ -20,7 +20,13 @@ def crowded(policy: str, layout: Layout, *, priorities: tuple[int, ...] = (0, 0,
     the first finds one (3 * 3 + 1).
     """
     serving = Serving(
-        cells=10, policy=policy, layout=layout, prefix_cache=False, options=options, max_num_batched_tokens=9
+        cells=10,
+        policy=policy,
+        layout=layout,
+        prefix_cache=False,
+        options=options,
+        max_num_batched_tokens=9,
+        max_num_seqs=4,
     )
     serving.submit(*[request(name, 3, 6, priority=p) for name, p in zip("abc", priorities, strict=True)])
     serving.step()
@@ -118,7 +124,9 @@ def test_a_session_whose_own_cells_lie_too_high_is_rebuilt_lower_and_nobody_is_c
 
 def test_an_entry_never_makes_anybody_give_way() -> None:
     """vLLM-shaped: a step with a preemption has no waiting pass, whatever was planned."""
-    serving = Serving(cells=12, policy="vllm_fcfs", prefix_block_tokens=2, max_num_batched_tokens=6)
+    serving = Serving(
+        cells=12, policy="vllm_fcfs", prefix_block_tokens=2, max_num_batched_tokens=6, max_num_seqs=6
+    )
     for index in range(8):
         serving.submit(request(f"s{index}", [*range(3 + index % 3), 90 + index], 5))
         serving.step(2)

@@ -177,24 +177,24 @@ def test_age_counts_whole_quanta_since_arrival():
         (decode("r", index=1, priority=1, arrival_ms=1.0), "r9"),
         (decode("r", index=1, priority=2, arrival_ms=1.0), "r9"),
         (decode("r", index=8, priority=2, arrival_ms=5.0), "r9"),
-        (decode("r", index=10, priority=2, arrival_ms=5.0), None),
-        (decode("r", index=1, priority=2, arrival_ms=6.0), None),
-        (decode("r", index=1, priority=3, arrival_ms=0.0), None),
+        (decode("r", index=10, priority=2, arrival_ms=5.0), "r"),
+        (decode("r", index=1, priority=2, arrival_ms=6.0), "r"),
+        (decode("r", index=1, priority=3, arrival_ms=0.0), "r"),
     ],
 )
-def test_static_priority_takes_the_last_by_priority_arrival_and_index_or_nobody(requester, victim):
+def test_static_priority_takes_the_last_by_priority_arrival_and_index_be_it_the_requester(requester, victim):
     made = make_policy("static_priority")
     other = decode("r9", index=9, priority=2, arrival_ms=5.0)
     assert made.choose_victim(state(requester, other), requester) == victim
-    assert made.choose_victim(state(requester), requester) is None
+    assert made.choose_victim(state(requester), requester) == "r"
 
 
-@pytest.mark.parametrize(("index", "victim"), [(1, "r9"), (10, None)])
-def test_the_default_takes_the_newest_or_nobody(index, victim):
+@pytest.mark.parametrize(("index", "victim"), [(1, "r9"), (10, "r")])
+def test_the_default_takes_the_newest_be_it_the_requester(index, victim):
     requester, other = decode("r", index=index), decode("r9", index=9)
     made = make_policy("fcfs")
     assert made.choose_victim(state(requester, other), requester) == victim
-    assert made.choose_victim(state(requester), requester) is None
+    assert made.choose_victim(state(requester), requester) == "r"
 
 
 @pytest.mark.parametrize(
@@ -640,13 +640,13 @@ def test_a_job_takes_the_place_of_a_lower_queue_only(level, done, victim):
     assert (found and found.request_id) == victim
 
 
-def test_the_last_of_the_lowest_queue_gives_way_and_never_the_requester():
+def test_the_last_of_the_lowest_queue_gives_way_be_it_the_requester():
     made = make_policy("fastserve_mlfq")
     jobs = {"a": Job(0, 0, 9, 0.0), "b": Job(1, 0, 1, 0.0), "c": Job(1, 0, 2, 0.0)}
     running = [decode(name, index=i) for i, name in enumerate("abc")]
     at = state(*running, policy_memory=Queues(9, jobs))
     assert made.choose_victim(at, running[0]) == "c"
-    assert made.choose_victim(at, running[2]) is None
+    assert made.choose_victim(at, running[2]) == "c"
 
 
 def test_what_a_job_did_is_counted_anew_when_it_enters_or_leaves():
