@@ -9,6 +9,7 @@ from typing import Any
 
 from parity.checkers.identity import first_difference
 from parity.errors import UsageError
+from parity.plain_data import load_json, read_record
 from parity.records import Tier
 
 GOLDEN_FORMAT = 1
@@ -73,17 +74,11 @@ class Golden:
     def from_text(text: str, *, where: str) -> Golden:
         """Read what ``to_text`` wrote. Raises ``UsageError``."""
         try:
-            data = json.loads(text)
-            if data.pop("format", None) != GOLDEN_FORMAT:
+            data = load_json(text)
+            if not isinstance(data, dict) or data.pop("format", None) != GOLDEN_FORMAT:
                 raise ValueError(f"not a golden of format {GOLDEN_FORMAT}")
-            sessions = tuple(
-                GoldenSession(**{**item, "tokens": tuple(item["tokens"]), "digests": tuple(item["digests"])})
-                for item in data["sessions"]
-            )
-            return Golden(
-                **{**data, "sessions": sessions, "provenance": GoldenProvenance(**data["provenance"])}
-            )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return read_record(Golden, data)
+        except ValueError as error:
             raise UsageError(
                 "golden cannot be read",
                 where=where,
