@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from parity.errors import ExitCode, UsageError
+from parity.plain_data import load_json, read_record
 from scheduler.limits import Layout, StepLimits
 from scheduler.records import Request, SamplingParams, ServiceLevel
 
@@ -160,22 +161,15 @@ class Case:
     def from_json(text: str, *, where: str = "case") -> Case:
         """Read what ``to_json`` wrote. Raises ``UsageError`` naming ``where`` and the key that is wrong."""
         try:
-            data = json.loads(text)
+            data = load_json(text)
             if not isinstance(data, dict) or data.pop("format", None) != CASE_FORMAT:
                 raise ValueError(f"not a case file of format {CASE_FORMAT}")
-            data["layout"] = Layout(data["layout"])
-            data["sessions"] = tuple(_session(item) for item in data["sessions"])
-            data["faults"] = tuple(
-                Fault(**{**item, "kind": FaultKind(item["kind"])}) for item in data["faults"]
-            )
-            data["policy_options"] = tuple((key, value) for key, value in data["policy_options"])
-            data["stage_cells"] = tuple(data["stage_cells"])
-            case = Case(**data)
+            case = read_record(Case, data)
             case.step_limits()
             for index, session in enumerate(case.sessions):
                 session.to_request(index, arrival_ms=0.0)
             return case
-        except (KeyError, TypeError, ValueError) as error:
+        except ValueError as error:
             raise UsageError(
                 "case cannot be read",
                 where=where,
@@ -190,18 +184,6 @@ def plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
         key: value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
         for key, value in items
     }
-
-
-def _session(item: dict[str, Any]) -> Session:
-    return Session(
-        **{
-            **item,
-            "prompt": tuple(item["prompt"]),
-            "stop_token_ids": tuple(item["stop_token_ids"]),
-            "sampling": SamplingParams(**item["sampling"]),
-            "slo": ServiceLevel(**item["slo"]),
-        }
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,25 +344,11 @@ def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
 
 def outcome_from_data(case: Case, data: dict[str, Any]) -> Outcome:
     """What ``outcome_to_data`` wrote, its case attached again."""
-    findings = tuple(Finding(**item) for item in data["findings"])
-    divergences = tuple(
-        Divergence(
-            **{
-                key: tuple(map(tuple, value))
-                if key == "chunks"
-                else tuple(value)
-                if isinstance(value, list)
-                else value
-                for key, value in item.items()
-            }
-        )
-        for item in data["divergences"]
-    )
     made = {
         "case": case,
         "verdict": Verdict(data["verdict"]),
-        "divergences": divergences,
-        "findings": findings,
+        "divergences": read_record(tuple[Divergence, ...], data["divergences"]),
+        "findings": read_record(tuple[Finding, ...], data["findings"]),
         "noise": tuple(data["noise"]),
     }
     kept = {key: value for key, value in data.items() if key != "problems"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from parity.plain_data import load_json, read_record
 from scheduler.limits import Layout
 
 ROW_KERNEL_ROWS = 63  # ggml's flash attention handles 2 to 63 rows of a micro-batch one row at a time
@@ -35,9 +36,7 @@ class NumericsProfile:
 
     @staticmethod
     def from_json(text: str) -> NumericsProfile:
-        data = json.loads(text)
-        data["environment"] = tuple(tuple(pair) for pair in data["environment"])
-        return NumericsProfile(**data)
+        return read_record(NumericsProfile, load_json(text))
 
     def for_layout(self, layout: Layout) -> NumericsProfile:
         """The same products with the attention kernel and the widths that a layout uses.

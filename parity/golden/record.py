@@ -10,6 +10,7 @@ from typing import Any
 
 from parity.checkers.identity import first_difference
 from parity.errors import UsageError
+from parity.plain_data import load_json, read_record
 from parity.records import Tier
 
 GOLDEN_FORMAT = 1
@@ -85,22 +86,16 @@ class Golden:
     def from_text(text: str, *, where: str) -> Golden:
         """Read what ``to_text`` wrote, to the byte. Raises ``UsageError``."""
         try:
-            data = json.loads(text)
-            if data.pop("format", None) != GOLDEN_FORMAT:
+            data = load_json(text)
+            if not isinstance(data, dict) or data.pop("format", None) != GOLDEN_FORMAT:
                 raise ValueError(f"not a golden of format {GOLDEN_FORMAT}")
             if data.pop("digest", None) != content_digest(data):
                 raise ValueError("its content is not what its digest was made of: it was edited")
-            sessions = tuple(
-                GoldenSession(**{**item, "tokens": tuple(item["tokens"]), "digests": tuple(item["digests"])})
-                for item in data["sessions"]
-            )
-            golden = Golden(
-                **{**data, "sessions": sessions, "provenance": GoldenProvenance(**data["provenance"])}
-            )
+            golden = read_record(Golden, data)
             if golden.to_text() != text:
                 raise ValueError("it is not in the form in which it is written: it was edited")
             return golden
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except ValueError as error:
             raise UsageError(
                 "golden cannot be read",
                 where=where,
