@@ -23,6 +23,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from parity.errors import UsageError
 from parity.reference.weights import Tensor
 
 ULP = float(np.finfo(np.float32).eps)  # relative step of float32: 2**-23
@@ -105,7 +106,9 @@ class Arithmetic:
             return self._eight_bits(rows, Q8_BLOCK, half_scale=True)
         if kind in K_QUANTS:
             return self._eight_bits(rows, Q8_K_BLOCK, half_scale=False)
-        raise NotImplementedError(f"activations for weights of type {kind}")
+        raise UsageError(
+            f"weights of type {kind} have no reference", why="how their activations are rounded is unknown"
+        )
 
     def half(self, x: np.ndarray) -> np.ndarray:
         """Rounded to float16."""

@@ -36,6 +36,10 @@ from parity.reference.operations import (
 )
 from parity.reference.weights import Layer, Weights
 
+GEMMA2_LOGIT_CAP = 30.0  # of a file that doesn't say; 0 turns it off
+# What llama.cpp would act on and nothing here does, with the values at which that makes no difference.
+UNKNOWN_HERE = {"attention.temperature_scale": (0.0,), "rope.freq_base_swa": ()}
+ROPE_SCALINGS = ("none", "linear", "yarn")
 GEMMA2_27B_LAYERS = 46  # llama.cpp tells the 27B model, whose queries have another scale, by its layers
 SIGMOID_GATING = 2  # gguf.ExpertGatingFuncType
 
@@ -189,22 +193,37 @@ FAMILIES: dict[str, Callable[[Forward, Layer, int, np.ndarray], np.ndarray]] = {
 }
 
 
-def run_reference(
-    weights: Weights, tokens: Sequence[int], arithmetic: Arithmetic = EXACT, choices: Choices | None = None
-) -> Pass:
-    """Run a whole sequence. ``choices`` overrules the router for a layer and a token."""
+def check_is_known(weights: Weights) -> None:
+    """``UsageError`` for an architecture, or metadata of one, that the reference does not follow."""
     if weights.architecture not in FAMILIES:
         raise UsageError(
             f"architecture {weights.architecture!r} has no reference", why=f"known are {', '.join(FAMILIES)}"
         )
+    kind = weights.get("rope.scaling.type", "none")
+    if kind not in ROPE_SCALINGS:
+        raise UsageError(
+            f"rope scaling {kind!r} has no reference", why=f"known are {', '.join(ROPE_SCALINGS)}"
+        )
+    for key, harmless in UNKNOWN_HERE.items():
+        if key in weights.metadata and weights[key] not in harmless:
+            raise UsageError(f"{weights.architecture}.{key} has no reference", why=f"it is {weights[key]}")
+
+
+def run_reference(
+    weights: Weights, tokens: Sequence[int], arithmetic: Arithmetic = EXACT, choices: Choices | None = None
+) -> Pass:
+    """Run a whole sequence. ``choices`` overrules the router for a layer and a token."""
+    check_is_known(weights)
     f = Forward(weights=weights, arithmetic=arithmetic, n_tokens=len(tokens), choices=choices or {})
     table = weights.tensors["token_embd"]
     x = table.values[np.asarray(tokens)]
+    cap = None
     if weights.architecture == "gemma2":
         x = x * x.shape[1] ** 0.5
+        cap = weights.get("final_logit_softcapping", GEMMA2_LOGIT_CAP)
     for index in range(weights.n_layer):
         x = FAMILIES[weights.architecture](f, weights.layer(index), index, x)
     x = rms_norm(f, x, weights.tensors["output_norm"].values)
     logits = arithmetic.product(x, weights.tensors.get("output", table))
-    logits = f.settle(soft_cap(logits, weights.get("final_logit_softcapping", None)))
+    logits = f.settle(soft_cap(logits, cap))
     return Pass(logits, tuple(f.routings))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -274,7 +275,7 @@ def test_block_of_nothing_stays_nothing_and_float_weights_round_nothing() -> Non
     assert not arithmetic.activations(np.zeros((1, 256)), "Q4_K").any()
     x = RNG.normal(size=(2, 256))
     assert arithmetic.activations(x, "F32") is x
-    with pytest.raises(NotImplementedError, match="IQ2_XS"):
+    with pytest.raises(UsageError, match="weights of type IQ2_XS have no reference"):
         arithmetic.activations(x, "IQ2_XS")
 
 
@@ -315,6 +316,27 @@ def test_prefix_of_a_sequence_has_the_logits_of_the_prefix() -> None:
         long, short = (run_reference(weights, tokens[:n]).logits for n in (40, 25))
         assert long.shape == (40, 264)
         assert np.abs(long[:25] - short).max() < 1e-11, family
+
+
+def test_gemma2_caps_logits_at_30_unless_it_says_otherwise() -> None:
+    weights = load_weights(resolve_model("gemma2").path)
+    assert weights["final_logit_softcapping"] == 30.0
+    silent = {key: value for key, value in weights.metadata.items() if "final" not in key}
+    tokens = [5, 6, 7]
+    said, unsaid = (
+        run_reference(replace(weights, metadata=data), tokens).logits for data in (weights.metadata, silent)
+    )
+    assert (said == unsaid).all()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("rope.scaling.type", "longrope"), ("attention.temperature_scale", 0.1), ("rope.freq_base_swa", 1e4)],
+)
+def test_metadata_that_the_reference_does_not_follow_is_refused(key: str, value: object) -> None:
+    weights = load_weights(resolve_model("llama").path)
+    with pytest.raises(UsageError, match="has no reference"):
+        run_reference(replace(weights, metadata={**weights.metadata, key: value}), [1])
 
 
 def test_unknown_architecture_and_missing_data_cost_one_line(tmp_path) -> None:
