@@ -10,14 +10,16 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from parity.cases.policy_options import parse_policy_options, policy_option
-from parity.commands import check_endpoint
+from parity.commands.check_endpoint import OPTION_NAMES, TIERS, endpoint_options, run_endpoint
 from parity.errors import ExitCode, UsageError
 from parity.models import resolve_model
 from parity.models.families import family_names, load_family
@@ -61,9 +63,9 @@ from scheduler.policies import policy_names
 )
 @click.option(
     "--tier",
-    show_default="bits; bytes with --engine",
-    type=click.Choice([tier.value for tier in Tier]),
-    help="What is compared: logits bit by bit, or output bytes.",
+    show_default="bits; bytes with --engine; the strongest that is kept with --endpoint",
+    type=click.Choice(TIERS),
+    help="What is compared: logits bit by bit, or output bytes; rounding is for --endpoint.",
 )
 @brought_options
 @click.option("--seed", type=int, help="Explore other cases than the derandomised default.")
@@ -72,8 +74,9 @@ from scheduler.policies import policy_names
 @click.option(
     "--endpoint",
     metavar="URL",
-    help="Check the model MODEL of an OpenAI-compatible server; check-endpoint has more options.",
+    help="Check the model MODEL of a server, or of package.module:factory; the options below are for it.",
 )
+@endpoint_options
 @click.pass_context
 def command(
     context: click.Context,
@@ -90,17 +93,21 @@ def command(
     jobs: int,
     json_path: Path | None,
     endpoint: str | None,
+    **of_endpoint: Any,
 ) -> ExitCode:
     """Prove that concurrent sessions give the same bits as each session alone.
 
     Exit code 0: pass, 1: fail, 2: unknown, 64: bad input.
     """
+    refuse_others_options(context, of_endpoint=endpoint is None)
     if endpoint is not None:
         if model is None:
             raise UsageError("--endpoint needs --model", why="it is the model's name at the server")
-        return context.invoke(
-            check_endpoint.command, url=endpoint, model=model, tier=tier, seed=seed or 0, json_path=json_path
+        return run_endpoint(
+            endpoint, model, seed=seed or 0, tier=tier, json_path=json_path, options=of_endpoint
         )
+    if tier is not None and tier not in [known.value for known in Tier]:
+        raise UsageError(f"--tier {tier} without --endpoint", why="our own engine is exact")
     chosen = choose_families(families, model)
     brought = Brought(scheduler=scheduler, engine=engine)
     suites = [(name, layout) for name in chosen for layout in choose_layouts(layouts, brought)]
@@ -129,6 +136,21 @@ def command(
         save_output(json_path, json.dumps(report_data(results, verdict, seconds, seed), indent=1) + "\n")
     click.echo(f"verdict: {verdict.value} ({sum(r.sessions for r in results)} sessions, {seconds} s)")
     return verdict.exit_code
+
+
+OURS_ALONE = ("families", "layouts", "policy", "sessions", "scheduler", "engine", "jobs")
+
+
+def refuse_others_options(context: click.Context, *, of_endpoint: bool) -> None:
+    """An option that would be ignored is an error: those of a server without one, ours with one. Raises
+    ``UsageError``.
+    """
+    for name in OPTION_NAMES if of_endpoint else OURS_ALONE:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = next(p.opts[0] for p in context.command.params if p.name == name)
+            raise UsageError(
+                f"{option} {'without' if of_endpoint else 'with'} --endpoint", why="it would change nothing"
+            )
 
 
 def choose_families(families: tuple[str, ...], model: str | None) -> list[str]:

@@ -11,14 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from parity.endpoint.check import EndpointOptions, check_endpoint, make_prompts
-from parity.endpoint.client import EndpointAnswer, merge_chunks, read_answer
-from parity.endpoint.judge import Asked, judge
+from parity.endpoint.check import EndpointOptions, check_endpoint
 from parity.errors import UsageError
-from parity.records import Tier, Verdict
+from parity.records import Verdict
 from parity.serve.served_model import ServedModel
 
-OPTIONS = EndpointOptions(prompts=8, max_tokens=8, rounds=1, concurrency=8, disconnects=0, retries=0)
+OPTIONS = EndpointOptions(
+    prompts=8,
+    prompt_tokens=100,
+    max_tokens=8,
+    rounds=1,
+    concurrency=8,
+    disconnects=0,
+    retries=0,
+    shrink_runs=0,
+)
 
 
 def swap_neighbours(served: ServedModel) -> None:
@@ -51,19 +58,26 @@ def forget_seed(served: ServedModel) -> None:
     served.engine.execute = unstable
 
 
+def test_our_own_server_keeps_every_bit(url: str):
+    verdict, report = check_endpoint(url, "llama", OPTIONS)
+    assert (verdict, report["tier"], report["faults"]) == (Verdict.PASS, "bits", [])
+    assert report["facts"]["kind"] == "samebytes" and report["ran_together"] and report["failed"] == 0
+    assert report["compared"] == report["prompts"] > 8
+
+
 def test_planted_mix_up_is_red_under_load_and_stable_alone(start):
     verdict, report = check_endpoint(start(change=swap_neighbours), "llama", OPTIONS)
     assert verdict is Verdict.FAIL
     assert report["differ_alone"] == 0 and report["differ_under_load"] > 0
     first = report["divergences"][0]
-    assert first["kind"] == "tokens under load" and first["expected"] != first["actual"]
-    assert first["margin"] is not None and report["most_distinct_answers"] > 1
+    assert first["scope"] == "load" and first["expected"] != first["actual"]
+    assert first["margin"] is not None
 
 
 def test_server_that_differs_alone_is_red_for_that_reason(start):
     verdict, report = check_endpoint(start(change=forget_seed), "llama", OPTIONS)
     assert verdict is Verdict.FAIL
-    assert report["differ_alone"] == 8 and report["compared"] == 0
+    assert report["differ_alone"] > report["prompts"] // 2
 
 
 def test_interrupted_check_goes_on_where_it_was(url: str, tmp_path: Path):
@@ -84,9 +98,13 @@ def test_interrupted_check_goes_on_where_it_was(url: str, tmp_path: Path):
     with open(results, "a") as file:
         file.write('{"round": "alo')  # a line that was being written
     verdict, report = check_endpoint(url, "llama", options)
-    assert (verdict, report["answers"]) == (Verdict.PASS, 24)
+    assert verdict is Verdict.PASS
     lines = [json.loads(line) for line in results.read_text().splitlines()]
-    assert [json.dumps(line) for line in lines[:11]] == kept and len(lines) == 1 + 24
+    assert [json.dumps(line) for line in lines[:11]] == kept and len(lines) == 1 + report["answers"]
+    before = results.read_text()
+    again, _ = check_endpoint(url, "llama", options)
+    # Nothing was asked again, so nothing shows that sessions ran together.
+    assert again is Verdict.UNKNOWN and results.read_text() == before
 
 
 def test_results_of_other_questions_are_refused(url: str, tmp_path: Path):
@@ -103,108 +121,3 @@ def test_server_that_is_not_there_or_refuses_is_one_line(url: str):
         check_endpoint(url, "other", OPTIONS)
     with pytest.raises(UsageError, match="no URL"):
         check_endpoint("127.0.0.1:9", "llama", OPTIONS)
-
-
-def test_prompts_mix_lengths_and_share_prefixes():
-    prompts = make_prompts(24, seed=0)
-    assert len(set(prompts)) == 24 and prompts == make_prompts(24, seed=0)
-    lengths = [len(prompt.split()) for prompt in prompts]
-    assert min(lengths) < 5 and max(lengths) > 120
-    shared = {tuple(prompt.split()[:40]) for prompt in prompts[1::2]}
-    assert len(shared) == 1
-
-
-# -- judgement over answers, no server
-
-
-def answers(**changed: EndpointAnswer) -> list[Asked]:
-    """Two prompts, twice alone and once under load; ``changed`` replaces the answers of prompt 0 by round."""
-    same = EndpointAnswer(
-        text="ab", finish_reason="length", tokens=(1, 2), logprobs=(-0.5, -0.25), margins=(2.0, 0.125)
-    )
-    rounds = ("alone 0", "alone 1", "load 0")
-    return [
-        Asked(name, prompt, changed.get(name.replace(" ", "_"), same) if prompt == 0 else same)
-        for prompt in range(2)
-        for name in rounds
-    ]
-
-
-def verdict_of(asked: list[Asked], tier: Tier = Tier.BYTES, most_in_flight: int = 4):
-    return judge(asked, prompts=2, tier=tier, most_in_flight=most_in_flight, alone_rounds=2, load_rounds=1)
-
-
-SAME = {"finish_reason": "length"}
-
-
-@pytest.mark.parametrize(
-    ("changed", "counts"),
-    [
-        ({}, (0, 0)),
-        ({"load_0": EndpointAnswer(text="ax", tokens=(1, 9), **SAME)}, (0, 1)),
-        ({"load_0": EndpointAnswer(text="ax", **SAME)}, (0, 1)),
-        ({"load_0": EndpointAnswer(text="ab", tokens=(1, 2), finish_reason="stop")}, (0, 1)),
-        ({"alone_1": EndpointAnswer(text="ax", tokens=(1, 9), **SAME)}, (1, 0)),
-    ],
-)
-def test_judge_keeps_alone_and_under_load_apart(changed, counts):
-    verdict, report = verdict_of(answers(**changed))
-    assert (report["differ_alone"], report["differ_under_load"]) == counts
-    assert verdict is (Verdict.FAIL if any(counts) else Verdict.PASS)
-
-
-def test_divergence_carries_the_margin_of_its_position():
-    _, report = verdict_of(answers(load_0=EndpointAnswer(text="ax", tokens=(1, 9), **SAME)))
-    found = report["divergences"][0]
-    assert (found["index"], found["expected"], found["actual"], found["margin"]) == (1, 2, 9, 0.125)
-
-
-def test_other_log_probabilities_fail_bits_and_not_bytes():
-    moved = EndpointAnswer(text="ab", tokens=(1, 2), logprobs=(-0.5, -0.2500001), **SAME)
-    assert verdict_of(answers(load_0=moved))[0] is Verdict.PASS
-    verdict, report = verdict_of(answers(load_0=moved), Tier.BITS)
-    assert verdict is Verdict.FAIL and report["differ_in_logprobs"] == 1
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        answers(load_0=EndpointAnswer(error="HTTP 500")),
-        answers(alone_1=EndpointAnswer(error="ReadTimeout")),
-        [item for item in answers() if item.is_alone],
-        [],
-    ],
-)
-def test_missing_answers_are_unknown_and_never_a_pass(asked):
-    assert verdict_of(asked)[0] is Verdict.UNKNOWN
-
-
-def test_requests_that_never_overlapped_prove_nothing():
-    assert verdict_of(answers(), most_in_flight=1)[0] is Verdict.UNKNOWN
-
-
-def test_bits_without_log_probabilities_are_unknown():
-    bare = EndpointAnswer(text="ab", **SAME)
-    asked = [Asked(item.round, item.prompt, bare) for item in answers()]
-    assert verdict_of(asked, Tier.BITS)[0] is Verdict.UNKNOWN
-    assert verdict_of(asked, Tier.BYTES)[0] is Verdict.PASS
-
-
-def test_answers_without_logprobs_and_of_llama_server_are_read():
-    assert read_answer({"choices": [{"text": "a", "finish_reason": "stop"}]}, chat=False).text == "a"
-    content = [{"token": "a", "logprob": -1.0, "top_logprobs": [{"logprob": -1.0}, {"logprob": -3.0}]}]
-    found = read_answer({"choices": [{"text": "a", "logprobs": {"content": content}}]}, chat=False)
-    assert (found.tokens, found.logprobs, found.margins) == (("a",), (-1.0,), (2.0,))
-
-
-def test_streamed_answers_are_the_whole_ones_and_a_broken_stream_is_none(url: str):
-    options = replace(OPTIONS, prompts=3, stream=True, concurrency=3)
-    assert check_endpoint(url, "llama", options)[0] is Verdict.PASS
-    chunk = {"choices": [{"text": "a", "finish_reason": None}]}
-    assert (
-        merge_chunks([chunk, {"choices": [{"text": "b", "finish_reason": "stop"}]}], chat=False).text == "ab"
-    )
-    with pytest.raises(ValueError, match="without a finish reason"):
-        merge_chunks([chunk], chat=False)
-    with pytest.raises(ValueError, match="holds an error"):
-        merge_chunks([chunk, {"error": {"message": "x"}}], chat=False)
