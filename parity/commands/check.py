@@ -138,7 +138,7 @@ def command(
     return verdict.exit_code
 
 
-OURS_ALONE = ("families", "layouts", "policy", "sessions", "scheduler", "engine", "jobs")
+OURS_ALONE = ("families", "layouts", "policy", "policy_options", "sessions", "scheduler", "engine", "jobs")
 
 
 def refuse_others_options(context: click.Context, *, of_endpoint: bool) -> None:
