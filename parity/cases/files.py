@@ -77,7 +77,9 @@ def check_model(case: Case, family: Family, *, where: str) -> None:
         return  # a file from elsewhere: its vocabulary is known when it is opened
     n_vocab = read_facts(resolve_model(family.name).path).n_vocab
     for index, session in enumerate(case.sessions):
-        for token in (*session.prompt, *session.stop_token_ids):
+        # A hidden length is for the exact engine alone, which ends it by a stop token of no model.
+        own = () if session.hidden_output_tokens is not None else session.stop_token_ids
+        for token in (*session.prompt, *own):
             if token >= n_vocab:
                 raise UsageError(
                     f"token {token} of session {index}", where=where, why=f"{case.model} knows {n_vocab}"

@@ -11,6 +11,7 @@ from parity.campaign.hunt import MARKS, Hunt, judge_hunted, run_hunt
 from parity.cases.files import save_failing_case
 from parity.cases.shrink import shrink_case
 from parity.errors import ExitCode
+from parity.outputs import OUTPUT_FOLDER
 
 FAILURES = Path("reports") / "failures"
 
@@ -23,7 +24,7 @@ FAILURES = Path("reports") / "failures"
 @click.option("--policy", "policies", multiple=True, metavar="NAME", help="Only this one; may be repeated.")
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=OUTPUT_FOLDER,
     default=FAILURES,
     show_default=True,
     help="Where a shrunk failing case is stored.",

@@ -14,7 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from parity.campaign.campaign import open_executor
 from parity.commands.fuzz import parse_shard
 from parity.errors import ExitCode, UsageError
-from parity.store import REPOSITORY, save_text
+from parity.outputs import OUTPUT_FILE, save_output
+from parity.store import REPOSITORY
 
 BASELINE_TIMEOUT_S = 3600.0
 
@@ -50,13 +51,11 @@ BASELINE_TIMEOUT_S = 3600.0
 )
 @click.option(
     "--state",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OUTPUT_FILE,
     help="Keep results here as JSON lines; what was killed is not run again.",
 )
 @click.option("--list", "only_list", is_flag=True, help="List the drawn mutations and run nothing.")
-@click.option(
-    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), metavar="OUT", help="Write all."
-)
+@click.option("--json", "json_path", type=OUTPUT_FILE, metavar="OUT", help="Write all.")
 def command(
     paths: tuple[str, ...],
     commands: tuple[str, ...],
@@ -130,7 +129,7 @@ def command(
             "totals": {fate.value: fates[fate] for fate in Fate},
             "mutations": [asdict(item) for item in judged],
         }
-        save_text(json_path, json.dumps(report, indent=1) + "\n")
+        save_output(json_path, json.dumps(report, indent=1) + "\n")
     click.echo(", ".join(f"{fates[fate]} {fate.value}" for fate in Fate) + f"; clean run {clean_s:.0f} s")
     return ExitCode.FAIL if fates[Fate.SURVIVED] else ExitCode.PASS
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from parity.errors import ExitCode, UsageError
 from parity.models.families import load_families
+from parity.outputs import OUTPUT_FILE
 from parity.suites.truth import PROMPT_TOKENS, WAYS, measure_distances
 
 
@@ -29,9 +30,7 @@ from parity.suites.truth import PROMPT_TOKENS, WAYS, measure_distances
     help="Lengths of the prompts.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the distances as JSON.")
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Draw them into this .png or .svg file."
-)
+@click.option("--out", type=OUTPUT_FILE, help="Draw them into this .png or .svg file.")
 def command(
     models: tuple[str, ...], ways: tuple[str, ...], prompt_tokens: str, as_json: bool, out: Path | None
 ) -> ExitCode:

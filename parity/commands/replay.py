@@ -16,11 +16,13 @@ from parity.errors import ExitCode, UsageError
 from parity.run.contained import run_case
 from parity.run.explain import explain_outcome
 from parity.run.profiles import engine_line
-from parity.run.under_test import Brought, brought_options
+from parity.run.runner import check_settings, run_exact_case
+from parity.run.under_test import OURS, Brought, brought_options
 
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--exact", is_flag=True, help="On the exact engine, without a model.")
 @click.option("--endpoint", metavar="URL", help="The server, for a case of a whole server.")
 @click.option("--model", help="The model's name at the server.")
 @click.option(
@@ -31,6 +33,7 @@ from parity.run.under_test import Brought, brought_options
 @brought_options
 def command(
     file: Path,
+    exact: bool,
     scheduler: str | None,
     engine: str | None,
     endpoint: str | None,
@@ -39,7 +42,8 @@ def command(
     kind: str,
     extra_body: str | None,
 ) -> ExitCode:
-    """Run the case in FILE against its oracle, contained in a worker process.
+    """Run the case in FILE against its oracle, contained in a worker process, or with --exact on the engine
+    that has no model.
 
     A case of a whole server is run on the one at --endpoint, several times: its batches depend on time.
     """
@@ -56,9 +60,15 @@ def command(
     if endpoint is not None or model is not None or extra_body is not None:
         raise UsageError("a case of our own engine", where=str(file), why="it has no use for --endpoint")
     case = load_case(file)
-    click.echo(engine_line())
     brought = Brought(scheduler=scheduler, engine=engine)
-    brought.why_no_bits()
-    outcome = run_case(case, brought=brought)
+    if exact:
+        if brought != OURS:
+            raise UsageError("--exact with a brought part", why="the exact engine runs our own scheduler")
+        check_settings(case)
+        outcome = run_exact_case(case)
+    else:
+        click.echo(engine_line())
+        brought.why_no_bits()
+        outcome = run_case(case, brought=brought)
     click.echo(explain_outcome(outcome, case_file=file, options=brought.options))
     return outcome.verdict.exit_code

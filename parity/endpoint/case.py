@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from parity.cases.files import MAX_FILE_BYTES
 from parity.errors import UsageError
 from parity.store import save_text
 
@@ -115,8 +116,10 @@ def _session(data: dict[str, Any]) -> SystemSession:
 def is_system_case(path: Path) -> bool:
     """Does the file say that it holds a case for a system? False for what cannot be read."""
     try:
+        if not path.is_file() or path.stat().st_size > MAX_FILE_BYTES:
+            return False
         return json.loads(path.read_text(encoding="utf-8")).get("format") == SYSTEM_CASE_FORMAT
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -150,7 +151,7 @@ def test_findings_come_out_of_a_worker_and_problems_stay_texts() -> None:
     )
     data = outcome_to_data(Outcome(case=case, verdict=FAIL, crashed=True, findings=findings))
     assert data["problems"] == ["ends: session 3 ended twice"]
-    assert outcome_from_data(case, data).findings == findings
+    assert outcome_from_data(case, json.loads(json.dumps(data))).findings == findings
 
 
 def test_every_finding_is_told_the_earliest_first() -> None:

@@ -130,10 +130,10 @@ CASE = {
     [
         ({"policy": "nosuch"}, "unknown policy 'nosuch'"),
         ({"policy_options": [["nosuch", 1]]}, "nosuch"),
-        ({"kv_type": "q1"}, "unknown kv_type 'q1'"),
-        ({"num_sequences": 0}, "0 sequences"),
-        ({"pool_cells": 0}, "pool of 0 cells"),
-        ({"sessions": []}, "no sessions"),
+        ({"kv_type": "q1"}, "kv_type: 'q1' is not one of"),
+        ({"num_sequences": 0}, "num_sequences: 0 is less than the minimum of 1"),
+        ({"pool_cells": 0}, "pool_cells: 0 is less than the minimum of 1"),
+        ({"sessions": []}, "sessions: [] should be non-empty"),
     ],
 )
 def test_case_that_cannot_be_run_costs_one_line_and_exit_64(

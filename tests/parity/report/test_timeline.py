@@ -133,7 +133,7 @@ def test_command_runs_a_case_under_another_policy(tmp_path):
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
-        ("{}", [], "case cannot be read"),
+        ("{}", [], "'format' is a required property"),
         (None, [], "case file cannot be read"),
         ("case", ["--policy", "fastest"], "unknown policy .fastest."),
     ],

@@ -129,7 +129,7 @@ def ask(prompt=(5, 6, 7), *, is_chat=False, **data):
         ("priority", {"priority": 1.0}),
         ("messages", {"messages": []}),
         *[(name, {name: value}) for name, value in NOT_HONOURED.items()],
-        ("slo", {"slo": {"e2el_ms": 5}}),
+        ("slo.e2el_ms", {"slo": {"e2el_ms": 5}}),
         ("slo.tbt_ms", {"slo": {"tbt_ms": "5"}}),
         ("slo.tbt_ms", {"slo": {"tbt_ms": True}}),
     ],
