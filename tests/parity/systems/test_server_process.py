@@ -108,8 +108,11 @@ def test_server_ends_when_its_caller_is_killed(how: signal.Signals) -> None:
     )
     with caller:
         server, grandchild = caller.stdout.readline().split()
-        caller.send_signal(how)
-        caller.wait(BOUND_S)
+        try:
+            caller.send_signal(how)
+            caller.wait(BOUND_S)
+        finally:
+            caller.kill()  # else leaving the block would wait for it for ever
         wait_for_end(int(server))
         wait_for_end(int(grandchild))
 
