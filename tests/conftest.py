@@ -6,6 +6,6 @@ import signal
 
 
 def pytest_configure() -> None:
-    """A run in the background inherits an ignored interrupt and hands it on, but tests send it to processes."""
+    """A run in the background hands an ignored interrupt on, but tests send it to processes."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
