@@ -94,6 +94,7 @@ def command(
             f"parity serve: listening on {host} without an API key: everybody who reaches it may use it",
             err=True,
         )
+    bound.listen()  # who reads the address may connect at once
     template = "the model's chat template" if endpoint.prompts.has_own_template else "the plain chat template"
     click.echo(
         f"parity serve: {app.model_name} at {socket_url(bound)}/v1, {settings.layout.value}, "
