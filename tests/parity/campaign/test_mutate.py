@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("libcst")  # the extra samebytes[mutate]
-
 from parity.campaign import mutate
 from parity.campaign.mutations import Mutation, find_mutations, sample_mutations
 from parity.commands.mutate import command

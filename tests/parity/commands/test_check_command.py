@@ -14,6 +14,7 @@ from parity.engines.numerics import NumericsProfile
 from parity.errors import ExitCode, UsageError
 from parity.models.families import load_family
 from parity.records import Case
+from parity.store import REPOSITORY
 
 
 def run_main(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -190,3 +191,12 @@ def test_case_file_round_trips() -> None:
 def test_case_file_with_a_wrong_value_is_refused_with_its_reason(key: str, value: object, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         Case.from_json(json.dumps({**CASE, key: value}), where="case.json")
+
+
+def test_replay_on_the_exact_engine_passes_and_fails_as_the_case_does(capsys, monkeypatch) -> None:
+    file = str(REPOSITORY / "tests" / "regressions" / "livelock_falcon_h1.json")
+    assert run_main(["replay", "--exact", file], capsys)[0] == ExitCode.PASS
+    monkeypatch.setattr("scheduler.memory.Memory.has_room", lambda self, rows: True)
+    monkeypatch.setattr("scheduler.policy.plan.PlanBuilder._has_room", lambda self, places, rows: True)
+    assert run_main(["replay", "--exact", file], capsys)[0] == ExitCode.FAIL
+    assert run_main(["replay", "--exact", "--scheduler", "a:b", file], capsys)[0] == ExitCode.USAGE
