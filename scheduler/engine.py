@@ -94,6 +94,21 @@ class Engine(Protocol):
         """Apply memory operations outside a step, per stage. Raises ``EngineFailure``."""
 
 
+class OverlappingEngine(Engine, Protocol):
+    """An engine that can be given a step while an earlier one is still on its way through the stages.
+
+    Every stage carries out steps, and the operations in them, in the order of their launch.
+    """
+
+    def launch(self, plan: IterationPlan, batch: Batch, now_ms: float) -> None:
+        """Begin a step and return at once. Raises ``EngineFailure``."""
+
+    def collect(self) -> IterationResult:
+        """The result of the oldest launched step, waited for. Raises ``EngineFailure``: then that step and
+        all behind it are over.
+        """
+
+
 def completed_result(
     plan: IterationPlan, batch: Batch, tokens: Sequence[int], *, started_ms: float, finished_ms: float
 ) -> IterationResult:

@@ -6,9 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from scheduler.engine import Batch, Call, Sample
-from scheduler.records import BudgetLedger, IntentKind, IterationPlan, Preemption, SessionView
+from scheduler.records import (
+    BudgetLedger,
+    IntentKind,
+    IterationPlan,
+    Preemption,
+    PreemptionCause,
+    SessionView,
+)
+from scheduler.telemetry import StepRecord
 
 ENTRIES = (IntentKind.ADMIT, IntentKind.RESUME)
 
@@ -16,16 +25,17 @@ ENTRIES = (IntentKind.ADMIT, IntentKind.RESUME)
 @dataclass(slots=True)
 class Flight:
     """A step between launch and commit. ``views`` are the planned sessions as they were at launch;
-    ``preemptions`` are those since the step before.
+    ``preemptions`` are those since the step before. ``late`` says what becomes of a session when the step
+    returns: "cancel", or why it is preempted.
     """
 
     plan: IterationPlan
     batch: Batch
     views: dict[str, SessionView]
     started_ms: float
-    # request id -> "cancel" or "preempt", asked for in flight
-    late: dict[str, str] = field(default_factory=dict)
+    late: dict[str, Literal["cancel"] | PreemptionCause] = field(default_factory=dict)
     preemptions: list[Preemption] = field(default_factory=list)
+    record: StepRecord = field(default_factory=StepRecord)
 
 
 def compose_batch(

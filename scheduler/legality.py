@@ -55,10 +55,10 @@ def validate_plan(state: SchedulerState, plan: records.IterationPlan, policy: Po
     for name, kind in intents.items():
         require((name in planned) is (kind in _ENTRIES), "entry goes exactly with its first chunk", name)
     tokens = sum(planned.values())
-    ledger = BudgetLedger(state.max_num_batched_tokens, state.max_num_seqs, tokens, len(planned))
+    ledger = BudgetLedger(state.max_num_batched_tokens, state.step_seqs, tokens, len(planned))
     require(plan.ledger == ledger, "ledger drift", plan.ledger)
     require(tokens <= state.max_num_batched_tokens, "token budget exceeded", tokens)
-    require(len(planned) <= state.max_num_seqs, "sequence budget exceeded", len(planned))
+    require(len(planned) <= state.step_seqs, "sequence budget exceeded", len(planned))
     kinds = list(intents.values())
     running = len(state.running) + sum(map(kinds.count, _ENTRIES)) - kinds.count(IntentKind.PREEMPT)
     require(running <= state.max_num_seqs, "more sessions run than max_num_seqs", running)

@@ -78,7 +78,8 @@ class PoolLimits:
 class StepLimits:
     """Budgets of one step and bounds of the queue. ``max_chunk_tokens`` bounds one session's chunk,
     ``max_idle_steps`` the steps without progress; ``prefix_block_tokens`` is the granularity at which a
-    recurrent state is kept and the shortest prefix worth an entry.
+    recurrent state is kept and the shortest prefix worth an entry; ``steps_in_flight`` bounds the steps that
+    run at a time, usefully as many as there are stages.
     """
 
     max_num_batched_tokens: int = 2048
@@ -88,6 +89,7 @@ class StepLimits:
     max_idle_steps: int = 64
     prefix_cache: bool = True
     prefix_block_tokens: int = 16
+    steps_in_flight: int = 1
 
     def __post_init__(self) -> None:
         for name in (
@@ -97,5 +99,6 @@ class StepLimits:
             "max_waiting",
             "max_idle_steps",
             "prefix_block_tokens",
+            "steps_in_flight",
         ):
             _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}: must be at least 1")

@@ -255,6 +255,20 @@ class IterationResult:
     finished_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class PreemptionCause:
+    """Why a session gives way, known before it does; the fields are those of ``Preemption``."""
+
+    decision_id: int
+    reason: PreemptionReason
+    requester: str | None = None
+    wanted_rows: int = 0
+    available_rows: int = 0
+    candidates: tuple[str, ...] = ()
+    scores: tuple[tuple, ...] = ()
+    note: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
     """One session that gave way, and why it was this one. Written by the loop, once per suspension.

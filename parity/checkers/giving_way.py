@@ -46,15 +46,18 @@ def check_giving_way(run: Run, policy: Policy) -> list[Finding]:
 
 
 def _problems(run: Run, policy: Policy) -> Iterator[str]:
-    for traced in run.trace:
-        lacking = [item for item in traced.flight.preemptions if item.reason in LACK]
-        for item in lacking:
+    lacking: dict[int, list[Preemption]] = {}  # by the decision in which they were found to be needed
+    for item in preemptions_of(run):
+        if item.reason in LACK:
+            lacking.setdefault(item.decision_id, []).append(item)
             yield from _check_victim(item, run.case.layout)
+    for traced in run.trace:
+        gave_way = lacking.get(traced.flight.plan.decision_id, ())
         entered = [intent.request_id for intent in traced.flight.plan.intents if intent.kind in ENTRIES]
-        if lacking and entered:
-            yield f"step {traced.step}: {entered[0]} entered although {lacking[0].victim} gave way"
-        if lacking and policy.reserves_whole_need:
-            yield f"step {traced.step}: {lacking[0].victim} lacked cells that were kept free for it"
+        if gave_way and entered:
+            yield f"step {traced.step}: {entered[0]} entered although {gave_way[0].victim} gave way"
+        if gave_way and policy.reserves_whole_need:
+            yield f"step {traced.step}: {gave_way[0].victim} lacked cells that were kept free for it"
     if not policy.reserves_whole_need:
         return
     escalations = sum(record.escalations for record in run.records)

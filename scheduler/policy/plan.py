@@ -48,7 +48,7 @@ class PlanBuilder:
     def __init__(self, state: SchedulerState, policy: Seams) -> None:
         self.state, self.policy = state, policy
         self.tokens_left = state.max_num_batched_tokens
-        self.seqs_left = state.max_num_seqs
+        self.seqs_left = state.step_seqs
         self.sequences_left: int | None = None  # asked only when somebody wants to enter
         self.rows_left = 0
         self.closed = False  # nobody enters any more
@@ -179,7 +179,7 @@ class PlanBuilder:
         chunks = tuple(chunk for _, chunk in self._chunks)
         ledger = BudgetLedger(
             state.max_num_batched_tokens,
-            state.max_num_seqs,
+            state.step_seqs,
             state.max_num_batched_tokens - self.tokens_left,
             len(chunks),
         )
