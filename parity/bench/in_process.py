@@ -10,8 +10,8 @@ from time import perf_counter
 
 import psutil
 
+from parity.bench.bench_run import BenchRun, RequestRecord
 from parity.bench.fairness import claims_of, served_requests
-from parity.bench.records import BenchRun, RequestRecord
 from parity.bench.replay import CallRecorder
 from parity.bench.workload import Job
 from parity.checkers.claims import Observed

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from parity.bench.records import BenchRun, RequestRecord
+from parity.bench.bench_run import BenchRun, RequestRecord
 from parity.bench.workload import Job
 from parity.errors import UsageError
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from parity.errors import UsageError
 from parity.gate.plan import GateJob
-from parity.gate.records import CheckKind, Counts, GateCheck, NoiseHistogram
+from parity.gate.result import CheckKind, Counts, GateCheck, NoiseHistogram
 from parity.golden.regenerate import find_changes
 from parity.mutants import all_mutants
 from parity.mutants.running import Status, judge_mutants, select_trials

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parity.errors import UsageError
-from parity.gate.records import CheckKind, GateCheck, GateOptions
+from parity.gate.result import CheckKind, GateCheck, GateOptions
 from parity.models import resolve_model
 from parity.models.families import Family, KvClass, RowSource, load_families
 from parity.models.splits import load_splits

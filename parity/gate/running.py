@@ -14,7 +14,7 @@ from time import monotonic
 
 from parity.gate.jobs import run_job
 from parity.gate.plan import GateJob, plan_gate
-from parity.gate.records import CheckKind, GateCheck, GateOptions, GateResult
+from parity.gate.result import CheckKind, GateCheck, GateOptions, GateResult
 from parity.processes import process_pool
 from parity.records import Verdict
 from parity.run.profiles import provenance

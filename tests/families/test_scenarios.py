@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from parity.cases.scenarios import SCENARIOS, Scenario
 from parity.cases.strategies import tokens_of
 from parity.mutants import cases
-from parity.mutants.records import Reach
-from parity.mutants.seam import method_plant
+from parity.mutants.mutant import Reach
+from parity.mutants.seam import in_method
 from parity.plugin import family_params
 from parity.records import Case, Fault, FaultKind, Outcome, Session, Verdict
 from parity.run.contained import run_case
@@ -112,7 +112,7 @@ def scripted(sizes: tuple[int, ...]):
 
         return chunk_tokens
 
-    return method_plant(Policy, "chunk_tokens", make)
+    return in_method(Policy, "chunk_tokens")(make)
 
 
 @pytest.mark.parametrize("family", EXACT_FAMILIES)

@@ -9,7 +9,7 @@ import pytest
 from parity.campaign.hunt import MATTERED, Hunt, draw_case, judge_hunted, run_hunt
 from parity.errors import UsageError
 from parity.mutants import find_mutant
-from parity.mutants.records import Reach
+from parity.mutants.mutant import Reach
 from parity.records import Outcome, Verdict
 from scheduler.policies import policy_names
 

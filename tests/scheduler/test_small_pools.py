@@ -8,7 +8,7 @@ import pytest
 
 from parity.checkers.conservation import check_conservation
 from parity.mutants import find_mutant
-from parity.mutants.records import Reach
+from parity.mutants.mutant import Reach
 from scheduler.policies import policy_names
 from tests.scheduler.serving import OPTIMISTIC, Serving, request
 

@@ -14,7 +14,7 @@ from parity.cases.shrink import first_divergence
 from parity.commands.bisect import command
 from parity.errors import ExitCode, UsageError
 from parity.mutants import cases, find_mutant
-from parity.mutants.records import Place
+from parity.mutants.mutant import Place
 from parity.records import Case, Divergence, Outcome, Verdict
 from parity.run.runner import run_exact_case
 

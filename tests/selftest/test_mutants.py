@@ -11,9 +11,9 @@ from parity.commands.mutants import command
 from parity.engines.numerics import ROW
 from parity.errors import ExitCode, UsageError
 from parity.mutants import all_mutants, cases, find_mutant
-from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial
+from parity.mutants.mutant import Complaint, Killer, Mutant, Place, Reach, Trial
 from parity.mutants.running import Status, judge_mutant, judge_mutants, mutant_worker, select_trials
-from parity.mutants.seam import batch_plant
+from parity.mutants.seam import in_batches
 from parity.mutants.trials import exact_trial
 from parity.records import Outcome
 from parity.run.contained import run_case
@@ -105,7 +105,7 @@ def test_survivor_is_not_called_killed():
         part="self-test",
         killers=(Killer.BITS,),
         trials=(clean,),
-        plant=batch_plant(lambda: lambda plan, batch: batch),
+        plant=in_batches(lambda: lambda plan, batch: batch),
     )
     assert judge_mutant(harmless).status is Status.UNREACHED
 

@@ -11,7 +11,7 @@ import pytest
 from parity.campaign.campaign import Found, Plan, Tally, keep_failures
 from parity.cases.shrink import fault_signature, is_same_fault
 from parity.mutants import cases, find_mutant, sharing_cases
-from parity.mutants.records import Reach
+from parity.mutants.mutant import Reach
 from parity.records import Case, Divergence, Outcome, Session, Verdict
 from parity.run.runner import run_exact_case
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from parity.bench.bench_run import BenchRun, RequestRecord
 from parity.bench.fairness import goodput_by_rate, outcome_columns, outcome_lines, served_requests
 from parity.bench.over_http import policy_fields
-from parity.bench.records import BenchRun, RequestRecord
 from parity.bench.sweep import csv_text
 from parity.bench.workload import Job, Lengths, Workload
 from parity.checkers.outcomes import End

@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 
-from parity.bench.records import BenchRun, RequestRecord
+from parity.bench.bench_run import BenchRun, RequestRecord
 from parity.bench.summary import Goodput, summarise
 from parity.bench.tails import needed_samples, percentile
 from parity.bench.workload import MIXES, Job, Lengths, PrefixShape, Workload, arrival_times

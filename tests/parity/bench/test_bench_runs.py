@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from parity.bench.bench_run import BenchRun, RequestRecord
 from parity.bench.cutover import (
     Cutover,
     CutoverOptions,
@@ -25,7 +26,6 @@ from parity.bench.in_process import InProcessDriver
 from parity.bench.over_http import HttpDriver
 from parity.bench.peers import raw_row
 from parity.bench.plots import save_plots
-from parity.bench.records import BenchRun, RequestRecord
 from parity.bench.replay import CallRecorder, replay_s
 from parity.bench.summary import Goodput
 from parity.bench.sweep import Point, SweepOptions, csv_text, run_sweep

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from parity.cli import commands, main
 from parity.gate.jobs import run_job
 from parity.gate.plan import GateJob
-from parity.gate.records import CheckKind
+from parity.gate.result import CheckKind
 from parity.models import resolve_model
 from parity.records import Verdict
 from parity.suites import truth

@@ -14,7 +14,7 @@ from parity.errors import UsageError
 from parity.gate import jobs as gate_jobs
 from parity.gate.jobs import noise_histogram, run_job, suite_check
 from parity.gate.plan import GateJob
-from parity.gate.records import CheckKind, GateCheck
+from parity.gate.result import CheckKind, GateCheck
 from parity.gate.running import TESTS, _run_jobs, by_cost, line_of, located
 from parity.golden.cases import GoldenMode, golden_path
 from parity.golden.regenerate import ModeChange

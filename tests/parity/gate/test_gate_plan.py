@@ -10,7 +10,7 @@ import yaml
 
 from parity.errors import UsageError
 from parity.gate.plan import parse_required, plan_gate
-from parity.gate.records import CheckKind, GateOptions
+from parity.gate.result import CheckKind, GateOptions
 from parity.models.families import family_names, manifests_dir
 from parity.records import Tier, Verdict
 
