@@ -28,13 +28,16 @@ COUNTERS = (
     "rebuilt_lower",
     "preempted_again",
     "preemption_fallbacks",
-    "reclaimed_rows",
+    "released_rows",
+    "reclaimed_bytes",
     "resumed",
     "resume_latency_ms",
+    "late_after_resume",
     "stale_receipts",
     "escalations",
     "cancelled",
     "refused",
+    "not_granted",
     "finished",
     "failed",
     "prefill_tokens",
@@ -53,24 +56,43 @@ COUNTERS = (
 class StepRecord:
     """What one step did: gauges at its launch or end, counts of events, rows (``*_tokens``) computed."""
 
-    __slots__ = GAUGES + COUNTERS
+    __slots__ = (*GAUGES, *COUNTERS, "preemptions")
 
     def __init__(self) -> None:
-        for name in self.__slots__:
+        for name in GAUGES + COUNTERS:
             setattr(self, name, 0)
+        self.preemptions: list[Preemption] = []
 
-    def note_preemption(self, preemption: Preemption) -> None:
-        """Count one suspension: by reason, by mode, its rows, and whether it was not the session's first."""
+    def note_preemption(self, preemption: Preemption, *, freed_bytes: int) -> None:
+        """Count one suspension: by reason, by mode, its rows and bytes, and whether it was not the session's
+        first.
+        """
+        self.preemptions.append(preemption)
         name = f"preempted_{preemption.reason.value}"
         setattr(self, name, getattr(self, name) + 1)
         self.preempted += 1
         self.rebuilt_lower += preemption.mode is PreemptionMode.REBUILD_TAIL
         self.preempted_again += preemption.suspensions > 0
         self.preemption_fallbacks += preemption.is_fallback
-        self.reclaimed_rows += preemption.released_rows
+        self.released_rows += preemption.released_rows
+        self.reclaimed_bytes += freed_bytes
 
     def as_dict(self) -> dict[str, float]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in GAUGES + COUNTERS}
 
     def to_json(self) -> str:
-        return json.dumps(self.as_dict())
+        """One line: the numbers, and of every preemption what tells them apart."""
+        return json.dumps(self.as_dict() | {"preemptions": [_brief(item) for item in self.preemptions]})
+
+
+def _brief(item: Preemption) -> dict[str, str | int | None]:
+    return {
+        "victim": item.victim,
+        "client": item.client_id,
+        "epoch": item.epoch,
+        "reason": item.reason.value,
+        "mode": item.mode.value,
+        "policy": item.policy.policy_id,
+        "requester": item.requester,
+        "released_rows": item.released_rows,
+    }

@@ -21,7 +21,7 @@ from parity.cases.policy_options import PolicyOptions
 from parity.cases.shrink import shrink_case
 from parity.cases.strategies import cases, edges, landmark, steady_backend, tokens_of
 from parity.cases.text import REAL_WORK_TOKENS, has_real_vocabulary, text_prompts
-from parity.checkers.marks import possible_marks
+from parity.checkers.marks import POLICY_MATTERED, possible_marks
 from parity.errors import UsageError
 from parity.models.families import load_family
 from parity.models.splits import Split, load_splits
@@ -29,6 +29,7 @@ from parity.records import Case, Fault, FaultKind, Finding, Outcome, Session, Ti
 from parity.run.contained import run_case
 from parity.run.explain import explain_outcome
 from parity.run.profiles import profile_of
+from parity.run.runner import BASELINE, policy_mattered
 from parity.run.under_test import OURS, Brought
 from parity.store import REPOSITORY
 from scheduler.limits import Layout
@@ -141,6 +142,10 @@ def run_suite(
     started = monotonic()
     model = model or family
     required = tuple(required_marks(family, layout, model, brought) if marks is None else marks)
+    if (
+        policy != BASELINE and not brought.scheduler
+    ):  # of a schedule of others there is no other one to compare
+        required += (POLICY_MATTERED,)
     result = SuiteResult(family, layout, model, brought=brought, required=required)
     why_no_bits = brought.why_no_bits() if brought.engine else profile_of(model).reason
     failing: list[Outcome] = []
@@ -153,12 +158,18 @@ def run_suite(
         failed = outcome.verdict_for(tier, inexact=why_no_bits) is Verdict.FAIL
         return replace(outcome, verdict=Verdict.FAIL if failed else Verdict.PASS)
 
+    def note_policy(case: Case) -> None:
+        """Whether the policy mattered, asked until it once did."""
+        if POLICY_MATTERED in required and not result.marks[POLICY_MATTERED]:
+            result.marks[POLICY_MATTERED] += policy_mattered(case)
+
     def one(case: Case) -> None:
         if failing and case != failing[0].case or not failing and enough():
             return
         outcome = judged(case)
         if not failing:
             result.add(outcome)
+            note_policy(case)
         if outcome.verdict is Verdict.FAIL:
             failing.append(outcome)
             raise Failed(outcome.case.family)
