@@ -61,6 +61,8 @@ class Scheduler:
     preemption in ``flight.preemptions``.
     """
 
+    overlaps_steps = True  # a scheduler without this is driven with one step in flight
+
     def __init__(
         self,
         engine: Engine,
@@ -276,6 +278,8 @@ class Scheduler:
                 self.policy.plan_iteration(state) if alone is None else plan_alone(state, self.policy, alone)
             )
             validate_plan(state, plan, self.policy)
+            for chunk in plan.chunks:
+                require(self._flight_of(chunk.request_id) is None, "session is in flight", chunk)
             self.policy_memory = self.policy.planned(state, plan)
         return plan
 

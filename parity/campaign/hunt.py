@@ -90,6 +90,7 @@ def draw_case(number: int, policies: Sequence[str]) -> Case:
         policy_options=draw_options(source, policy, count),
         faults=draw_faults(source, count),
         stage_cells=() if streams else stages,
+        steps_in_flight=source.choice((1, 1, 1, 2, 3)),
     )
     return within_limits(case)
 

@@ -367,8 +367,9 @@ def edges(
     policy_options: PolicyOptions = (),
     tokens: DrawTokens = tokens_of,
 ) -> Case:
-    """A fixed case of what generated ones reach seldom: a cancel and a caller that asks again while a step is
-    in flight, a failed step, a refusal, a stop token, seeds, a one-token prompt, one that fills the pool.
+    """A fixed case of what generated ones reach seldom: a preemption, a cancel and a caller that asks again
+    while a step is in flight, a failed step, a refusal, a stop token, seeds, a one-token prompt, one that
+    fills the pool.
     """
     cells = 72
     sessions = (
@@ -380,6 +381,7 @@ def edges(
         Session(prompt=tokens(206, 50), max_tokens=cells + 1 - 50, arrival_step=36),  # fits exactly
     )
     faults = (
+        Fault(kind=FaultKind.PREEMPT, step=4, session=0, in_flight=True),
         Fault(kind=FaultKind.CANCEL, step=7, session=0, in_flight=True),
         Fault(kind=FaultKind.DECODE_ERROR, step=9),
         Fault(kind=FaultKind.RESUBMIT, step=14, session=4, in_flight=True),

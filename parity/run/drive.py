@@ -51,7 +51,8 @@ class Driver:
         self.run = Run(case)
         self.scheduler, self.engine = scheduler, engine
         self.memory = getattr(scheduler, "memory", None)
-        self._pipeline = Pipeline(scheduler, engine, depth=case.steps_in_flight)
+        depth = case.steps_in_flight if getattr(scheduler, "overlaps_steps", False) else 1
+        self._pipeline = Pipeline(scheduler, engine, depth=depth)
         self._steps_in_flight: deque[int] = deque()
         self._armed: list[Fault] = []  # fired before the next result is applied
         self._inject = inject

@@ -25,7 +25,7 @@ from scheduler.policy.base import Policy
 from tests.parity.gate.gate_results import DIVERGENCE
 
 MARKS = ("mixed_step", "shared")
-ALL_MARKS = possible_marks(Layout.UNIFIED, pads=True)
+ALL_MARKS = possible_marks(Layout.UNIFIED, pads=True, overlaps=True)
 LLAMAFILE = "llamafile SGEMM is on"
 FIRST_TOKEN = replace(DIVERGENCE, session=0, step=0, chunks=((0, 1),), neighbours=())
 Run = Callable[[Case], Outcome]
