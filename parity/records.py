@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
@@ -140,6 +140,7 @@ class Case:
     split: str | None = None
     stage_cells: tuple[int, ...] = ()
     ms_per_step: float = 10.0
+    steps_in_flight: int = 1
 
     def step_limits(self) -> StepLimits:
         """The scheduler's limits of this case."""
@@ -150,11 +151,14 @@ class Case:
             max_waiting=self.max_waiting,
             prefix_cache=self.prefix_cache,
             prefix_block_tokens=self.prefix_block_tokens,
+            steps_in_flight=self.steps_in_flight,
         )
 
     def to_json(self) -> str:
         """The case as a file's text: stable, indented, one key a line."""
         data = {"format": CASE_FORMAT, **asdict(self, dict_factory=plain)}
+        if self.steps_in_flight == 1:
+            del data["steps_in_flight"]  # files of cases that were written before it was there stay the same
         return json.dumps(data, indent=1, sort_keys=False) + "\n"
 
     @staticmethod
@@ -337,7 +341,8 @@ def broken_outcome(case: Case, error: str, *, stderr: str) -> Outcome:
 
 def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
     """JSON-able form of an outcome without its case; ``problems`` are the findings' texts."""
-    data = asdict(replace(outcome, case=None))
+    data = asdict(outcome)
+    data["case"] = None
     data["verdict"], data["problems"] = outcome.verdict.value, list(outcome.problems)
     return data
 

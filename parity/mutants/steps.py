@@ -152,7 +152,7 @@ def end_unsaid(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]
 
 def token_after_cancel(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
     def finish(self: Scheduler, result: IterationResult | None, now_ms: float) -> Any:
-        flight: Flight = self._flight
+        flight: Flight = self._flights[0]
         cancelled = [name for name, what in flight.late.items() if what == "cancel"]
         for name in cancelled:
             del flight.late[name]

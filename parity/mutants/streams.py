@@ -42,7 +42,7 @@ def sampled_again(reach: Reach) -> Iterator[None]:
     def finishing(original: Any) -> Any:
         def finish(self: Scheduler, result: Any, now_ms: float) -> Any:
             if result is not None:
-                views = self._flight.views
+                views = self._flights[0].views
                 own = tuple(
                     item._replace(token=None) if item.before < views[item.request_id].committed else item
                     for item in result.chunks

@@ -129,7 +129,7 @@ def ended(tokens: tuple[int, ...], given: list[tuple[int, int]], *, fired: tuple
     """Session 0 was given (step, token) pairs and ended with ``tokens``."""
     reason = FinishReason.CANCELLED if fired else FinishReason.LENGTH
     run = Run(CASE, completions={0: Completion("s0", 0, tokens, reason)}, fired=list(fired))
-    run.emitted_at, run.streams = {0: [step for step, _ in given]}, {0: [token for _, token in given]}
+    run.given_at, run.streams = {0: [step for step, _ in given]}, {0: [token for _, token in given]}
     return run
 
 
