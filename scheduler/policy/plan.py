@@ -206,6 +206,9 @@ class _Alone:
     def reserved_rows(self, state: SchedulerState, plan: PlanBuilder) -> int:
         return 0
 
+    def watermark_rows(self) -> int:
+        return 0  # asked while others run on until their steps in flight return
+
     def chunk_tokens(self, state: SchedulerState, view: SessionView, available: int) -> int:
         return available
 
