@@ -63,11 +63,19 @@ def _run_suite(job: GateJob) -> GateCheck:
 
 
 def _run_split(job: GateJob) -> GateCheck:
+    """In this process for the first split of a row, with a process per stage for the others."""
     row = job.model.partition(":")[2] or "tiny"
-    split = next((split for split in pinned_splits(job.family, row) if split.name == job.split), None)
-    if split is None:
+    splits = {split.name: split for split in pinned_splits(job.family, row)}
+    if job.split not in splits:
         return _check(job, Verdict.UNKNOWN, reason=f"row {row} has no split named {job.split}")
-    result = run_split_suite(job.family, split, min_sessions=job.sessions, seed_value=job.seed, tier=job.tier)
+    result = run_split_suite(
+        job.family,
+        splits[job.split],
+        min_sessions=job.sessions,
+        stage_processes=job.split != next(iter(splits)),
+        seed_value=job.seed,
+        tier=job.tier,
+    )
     return suite_check(job, result)
 
 
