@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 from parity.errors import UsageError
 from scheduler.telemetry import GAUGES, StepRecord
 
-Step = dict[str, float]
+Step = dict[str, Any]  # a number by name, and ``preemptions``: one dictionary each
+PREEMPTION_KEYS = ("reason", "mode", "policy", "client", "epoch")
 
 TOKENS = {"prefill_tokens": "prefill", "decode_tokens": "decode", "recompute_tokens": "recompute"}
 QUEUES = {"running": "running", "waiting": "waiting", "suspended": "suspended"}
@@ -62,7 +64,7 @@ def read_steps(path: Path) -> list[Step]:
             continue
         try:
             step = json.loads(line)
-            missing = [name for name in names if name not in step]
+            missing = [name for name in (*names, "preemptions") if name not in step]
         except (ValueError, TypeError) as error:
             raise UsageError("not a step record", where=f"{path}:{number}", why=str(error)) from error
         if missing:
@@ -75,6 +77,23 @@ def read_steps(path: Path) -> list[Step]:
             "no step record", where=str(path), todo="write one with parity serve or bench --telemetry FILE"
         )
     return steps
+
+
+def preemption_counts(steps: Iterable[Step]) -> list[dict[str, Any]]:
+    """Preemptions and the rows that they took away, by reason, mode, policy, client and epoch; an epoch above
+    1 is a session that was preempted before.
+    """
+    counts: Counter[tuple] = Counter()
+    rows: Counter[tuple] = Counter()
+    for step in steps:
+        for item in step["preemptions"]:
+            key = tuple(item[name] for name in PREEMPTION_KEYS)
+            counts[key] += 1
+            rows[key] += item["released_rows"]
+    return [
+        dict(zip(PREEMPTION_KEYS, key, strict=True)) | {"count": counts[key], "released_rows": rows[key]}
+        for key in sorted(counts)
+    ]
 
 
 class Totals:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from scheduler.engine import Batch, Call, Sample
 from scheduler.records import (
+    AllocationResult,
     BudgetLedger,
     IntentKind,
     IterationPlan,
@@ -25,7 +26,8 @@ ENTRIES = (IntentKind.ADMIT, IntentKind.RESUME)
 @dataclass(slots=True)
 class Flight:
     """A step between launch and commit. ``views`` are the planned sessions as they were at launch;
-    ``preemptions`` are those since the step before. ``late`` says what becomes of a session when the step
+    ``preemptions`` are those since the step before, ``allocations`` what the memory said to each intent to
+    enter. ``late`` says what becomes of a session when the step
     returns: "cancel", or why it is preempted.
     """
 
@@ -35,6 +37,7 @@ class Flight:
     started_ms: float
     late: dict[str, Literal["cancel"] | PreemptionCause] = field(default_factory=dict)
     preemptions: list[Preemption] = field(default_factory=list)
+    allocations: tuple[AllocationResult, ...] = ()
     record: StepRecord = field(default_factory=StepRecord)
 
 

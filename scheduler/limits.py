@@ -39,7 +39,7 @@ class PoolLimits:
     ``recurrent``: each sequence also owns a state, so calls hold equally many rows per session and a
     partial removal is refused while it lives. With ``pad_lone_rows`` a call of up to ``max_call_rows``
     rows never holds a single one (row numerics). A window cache has as many cells as the pool and places
-    alike, so it never binds first.
+    alike, so it never binds first. ``cell_bytes``, for telemetry alone, is the size of a cell, 0 if unknown.
     """
 
     layout: Layout = Layout.UNIFIED
@@ -49,6 +49,7 @@ class PoolLimits:
     sharing: Sharing = Sharing.POSITIONAL
     max_call_rows: int = 63
     pad_lone_rows: bool = True
+    cell_bytes: int = 0
 
     def __post_init__(self) -> None:
         _require(self.num_cells >= 1, f"pool of {self.num_cells} cells: must hold at least one")

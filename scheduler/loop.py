@@ -19,10 +19,14 @@ from scheduler.legality import require, validate_plan, validate_result
 from scheduler.limits import StepLimits
 from scheduler.memory import Blocked, Memory
 from scheduler.policy.base import Policy
+from scheduler.policy.cost import deadline_ms
 from scheduler.policy.plan import plan_alone
+from scheduler.policy.reservation import request_allocation
 from scheduler.policy.state import SchedulerState
 from scheduler.progress import Progress, Rung
 from scheduler.records import (
+    Allocation,
+    AllocationResult,
     FinishReason,
     IntentKind,
     NoProgress,
@@ -84,6 +88,7 @@ class Scheduler:
             None  # raised in an event, reported when the books are whole
         )
         self._preemptions: list[Preemption] = []  # since the last step began
+        self._allocations: tuple[AllocationResult, ...] = ()  # of the step that begins
         self._suspended_ms: dict[str, float] = {}
         self._failures: dict[str, int] = {}  # failed steps of a session since it last had a new row
         self._flights: deque[Flight] = deque()  # in the order of their launch
@@ -230,8 +235,16 @@ class Scheduler:
         views = {chunk.request_id: self.table.views[chunk.request_id] for chunk in plan.chunks}
         stages = tuple(pool.take_calls() for pool in self.memory.pools)
         batch = compose_batch(plan, views, self.table.outputs, stages)
-        flight = Flight(plan, batch, views, now_ms, preemptions=self._preemptions, record=self._record)
-        self._preemptions = []
+        flight = Flight(
+            plan,
+            batch,
+            views,
+            now_ms,
+            preemptions=self._preemptions,
+            allocations=self._allocations,
+            record=self._record,
+        )
+        self._preemptions, self._allocations = [], ()
         self.memory.counts(self._record)  # when rows are placed the pool is fullest
         self._flights.append(flight)
         self._record = self._flights[0].record
@@ -244,9 +257,10 @@ class Scheduler:
         self._apply_wishes(plan, now_ms)
         entering = [intent.request_id for intent in plan.intents if intent.kind in ENTRIES]
         fitted, has_preempted = self._fit(plan_without(plan, entering), now_ms)
-        if not entering or has_preempted:  # nobody enters in a step in which somebody had to give way
-            return fitted
-        return self._enter_all(plan_without(plan, self._left_out(plan, fitted)), entering, now_ms)
+        if entering and not has_preempted:  # nobody enters in a step in which somebody had to give way
+            fitted = self._enter_all(plan_without(plan, self._left_out(plan, fitted)), entering, now_ms)
+        self._allocations = self._answer_entries(plan, fitted)
+        return fitted
 
     def _forget_step(self) -> None:
         """Take back what a step that was never launched had placed and opened."""
@@ -259,7 +273,7 @@ class Scheduler:
         """The policy's plan, or on the last rung of the escalation that of one session alone; validated."""
         with self._policy_asked():
             state = self.state(now_ms)
-            alone = None if self._alone is None else self.table.views[self._alone]
+            alone = None if self._alone is None else state.views[self._alone]
             plan = (
                 self.policy.plan_iteration(state) if alone is None else plan_alone(state, self.policy, alone)
             )
@@ -325,8 +339,7 @@ class Scheduler:
                 candidates=names,
                 scores=scores,
             )
-            kept = self.memory.shorten(requester, available=blocked.available) if too_high else 0
-            self._suspend_when_landed(self.table.views[victim], now_ms, cause, kept=kept)
+            self._suspend_when_landed(self.table.views[victim], now_ms, cause)
         return plan_without(plan, out), victim is not None
 
     def _rows_to_come(self) -> dict[str, int]:
@@ -412,6 +425,20 @@ class Scheduler:
             self._enter(self.table.views[name], starts[name], now_ms)
         return plan
 
+    def _answer_entries(
+        self, whole: records.IterationPlan, fitted: records.IterationPlan
+    ) -> tuple[AllocationResult, ...]:
+        """What the memory said to each wish to enter: the epoch of its facts is the step."""
+        entered = {intent.request_id: None for intent in fitted.intents if intent.kind in ENTRIES}
+        answers = []
+        for intent in whole.intents:
+            wish = intent.estimate and request_allocation(intent.estimate, epoch=self._decision)
+            if wish is not None:
+                answer = Allocation.GRANTED if intent.request_id in entered else Allocation.UNAVAILABLE
+                answers.append(AllocationResult(wish, answer))
+                self._record.not_granted += answer is Allocation.UNAVAILABLE
+        return tuple(answers)
+
     def _enter(self, view: SessionView, cached: int, now_ms: float) -> None:
         record = self._record
         if view.state is SessionState.SUSPENDED:
@@ -472,8 +499,8 @@ class Scheduler:
         return record
 
     def _apply_chunk(self, item: records.ChunkResult, phase: Phase, now_ms: float) -> None:
+        before, record = self.table.views[item.request_id], self._record
         view, rows = self.table.apply_chunk(item, phase, now_ms), item.after - item.before
-        record = self._record
         if phase is not Phase.REBUILD:  # what a failure took away and a rebuild gave back is not new
             self._failures.pop(item.request_id, None)
         counter, event = _TALLIES[phase]
@@ -483,6 +510,7 @@ class Scheduler:
         self._observe(event, view, now_ms, rows)
         if item.token is not None:
             self._observe("emitted", view, now_ms, 1)
+            record.late_after_resume += before.epoch > 0 and now_ms > deadline_ms(before)
             reason = self.table.finish_reason(view)
             if reason is not None:
                 record.finished += 1
@@ -626,23 +654,24 @@ class Scheduler:
 
     # -- single transitions
 
-    def _suspend_when_landed(
-        self, view: SessionView, now_ms: float, cause: PreemptionCause, *, kept: int = 0
-    ) -> None:
+    def _suspend_when_landed(self, view: SessionView, now_ms: float, cause: PreemptionCause) -> None:
         """``_suspend``, for a session in flight when its step returns: its cells are in use until then."""
         flight = self._flight_of(view.request_id)
         if flight is None:
-            self._suspend(view, now_ms, cause, kept=kept)
+            self._suspend(view, now_ms, cause)
         else:
             flight.late.setdefault(view.request_id, cause)
 
-    def _suspend(self, view: SessionView, now_ms: float, cause: PreemptionCause, *, kept: int = 0) -> None:
-        """Intent, release, suspended, recorded; a session that keeps its first
-        ``kept`` rows is resumed at once.
+    def _suspend(self, view: SessionView, now_ms: float, cause: PreemptionCause) -> None:
+        """Intent, release, suspended, recorded; a session whose own cells lie too high keeps what rows it
+        can and is resumed at once.
         """
-        table, request_id = self.table, view.request_id
+        table, memory, request_id = self.table, self.memory, view.request_id
+        too_high = cause.reason is PreemptionReason.OWN_CELLS_TOO_HIGH
+        before = memory.available_cells()
+        kept = memory.shorten(view, available=cause.available_rows) if too_high else 0
         mode = PreemptionMode.REBUILD_TAIL if kept else PreemptionMode.RECOMPUTE
-        is_fallback = cause.reason is PreemptionReason.OWN_CELLS_TOO_HIGH and not kept
+        is_fallback = too_high and not kept
         intent = resume.PreemptionIntent(
             resume.suspension_key(view),
             reason=cause.reason,
@@ -654,8 +683,10 @@ class Scheduler:
         )
         pending = table.apply_preemption(intent)
         if not kept:
-            self.memory.retire(request_id)
-        released = resume.ReleaseReceipt(resume.suspension_key(pending), True, view.computed - kept)
+            memory.retire(request_id)
+        freed = tuple(now - then for now, then in zip(memory.available_cells(), before, strict=True))
+        is_released = bool(kept) or request_id not in memory.residences
+        released = resume.ReleaseReceipt(resume.suspension_key(pending), is_released, min(freed))
         suspended = table.apply_release(released)
         self._suspended_ms[request_id] = now_ms
         self._preemptions.append(
@@ -676,11 +707,12 @@ class Scheduler:
                 tie_break=self.policy.victim_tie_break if cause.reason is PreemptionReason.NO_CELLS else "",
                 released_rows=view.computed - kept,
                 kept_rows=kept,
+                freed_cells=freed,
                 suspensions=view.epoch,
                 note=cause.note,
             )
         )
-        self._record.note_preemption(self._preemptions[-1])
+        self._record.note_preemption(self._preemptions[-1], freed_bytes=memory.bytes_of(freed))
         self._observe("preempted", suspended, now_ms)
         if kept:
             self._resume(suspended, kept, now_ms)

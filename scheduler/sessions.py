@@ -19,6 +19,7 @@ from scheduler.records import (
 from scheduler.resume import PreemptionIntent, ReleaseReceipt, ResumeTicket
 
 MAX_SPENT_GENERATIONS = 4096  # cancelled ids whose old generations are still refused
+MAX_DEPARTED_CLIENTS = 1024  # clients without a live session whose service is remembered, the latest
 
 
 class SessionTable:
@@ -36,7 +37,9 @@ class SessionTable:
         self.suspended: OrderedDict[str, None] = OrderedDict()
         self.releases: dict[str, ReleaseReceipt] = {}
         self.completions: list[Completion] = []
-        self.service: dict[str, int] = {}
+        self.service: dict[str, int] = {}  # completed rows by client
+        self._live: dict[str, int] = {}  # sessions by client
+        self._departed: OrderedDict[str, None] = OrderedDict()  # clients with service and no session
         self.version = self._submissions = 0
         self._next_generation: OrderedDict[str, int] = OrderedDict()
 
@@ -48,6 +51,9 @@ class SessionTable:
         require(name not in self.views, "request id is in use", name)
         require(request.generation >= self._next_generation.get(name, 0), "generation was cancelled", request)
         self._submissions += 1
+        client = request.client_id
+        self._live[client] = self._live.get(client, 0) + 1
+        self._departed.pop(client, None)
         self.outputs[name] = []
         self.waiting[name] = None
         return self._put(
@@ -154,6 +160,7 @@ class SessionTable:
         view = self.views.pop(name)
         for queue in (self.waiting, self.running, self.suspended, self.releases):
             queue.pop(name, None)
+        self._apply_departure(view.request.client_id)
         generation = view.request.generation
         if reason is FinishReason.CANCELLED:
             self._next_generation[name] = generation + 1
@@ -161,6 +168,17 @@ class SessionTable:
                 self._next_generation.popitem(last=False)
         self.completions.append(Completion(name, generation, tuple(self.outputs.pop(name)), reason, error))
         self.version += 1
+
+    def _apply_departure(self, client: str) -> None:
+        """One session of the client is over; of those that have none left only the latest are remembered."""
+        self._live[client] -= 1
+        if self._live[client]:
+            return
+        del self._live[client]
+        if client in self.service:
+            self._departed[client] = None
+        if len(self._departed) > MAX_DEPARTED_CLIENTS:
+            del self.service[self._departed.popitem(last=False)[0]]
 
     def finish_reason(self, view: SessionView) -> FinishReason | None:
         """Why the session is over after its latest token, or None."""

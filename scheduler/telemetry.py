@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from scheduler.records import Preemption, PreemptionMode
 
@@ -27,7 +27,7 @@ class StepGauges:
 
 @dataclass(slots=True)
 class StepRecord(StepGauges):
-    """What one step did: gauges, counts of events, rows (``*_tokens``) computed."""
+    """What one step did: gauges, counts of events, rows (``*_tokens``) computed, and its suspensions."""
 
     admitted: int = 0
     preempted: int = 0  # suspensions: the sum of the next six, by reason
@@ -40,13 +40,16 @@ class StepRecord(StepGauges):
     rebuilt_lower: int = 0
     preempted_again: int = 0
     preemption_fallbacks: int = 0
-    reclaimed_rows: int = 0
+    released_rows: int = 0
+    reclaimed_bytes: int = 0
     resumed: int = 0
     resume_latency_ms: float = 0
+    late_after_resume: int = 0
     stale_receipts: int = 0
     escalations: int = 0
     cancelled: int = 0
     refused: int = 0
+    not_granted: int = 0
     finished: int = 0
     failed: int = 0
     prefill_tokens: int = 0
@@ -59,22 +62,43 @@ class StepRecord(StepGauges):
     engine_failures: int = 0
     step_ms: float = 0
     engine_ms: float = 0
+    preemptions: list[Preemption] = field(default_factory=list)
 
-    def note_preemption(self, preemption: Preemption) -> None:
-        """Count one suspension: by reason, by mode, its rows, and whether it was not the session's first."""
+    def note_preemption(self, preemption: Preemption, *, freed_bytes: int) -> None:
+        """Count one suspension: by reason, by mode, its rows and bytes, and whether it was not the session's
+        first.
+        """
+        self.preemptions.append(preemption)
         name = f"preempted_{preemption.reason.value}"
         setattr(self, name, getattr(self, name) + 1)
         self.preempted += 1
         self.rebuilt_lower += preemption.mode is PreemptionMode.REBUILD_TAIL
         self.preempted_again += preemption.suspensions > 0
         self.preemption_fallbacks += preemption.is_fallback
-        self.reclaimed_rows += preemption.released_rows
+        self.released_rows += preemption.released_rows
+        self.reclaimed_bytes += freed_bytes
 
     def as_dict(self) -> dict[str, float]:
-        return asdict(self)
+        """The numbers by name."""
+        return {name: getattr(self, name) for name in GAUGES + COUNTERS}
 
     def to_json(self) -> str:
-        return json.dumps(self.as_dict())
+        """One line: the numbers, and of every preemption what tells them apart."""
+        return json.dumps(self.as_dict() | {"preemptions": [_brief(item) for item in self.preemptions]})
 
 
 GAUGES = tuple(gauge.name for gauge in fields(StepGauges))
+COUNTERS = tuple(item.name for item in fields(StepRecord) if item.name not in (*GAUGES, "preemptions"))
+
+
+def _brief(item: Preemption) -> dict[str, str | int | None]:
+    return {
+        "victim": item.victim,
+        "client": item.client_id,
+        "epoch": item.epoch,
+        "reason": item.reason.value,
+        "mode": item.mode.value,
+        "policy": item.policy.policy_id,
+        "requester": item.requester,
+        "released_rows": item.released_rows,
+    }

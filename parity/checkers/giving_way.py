@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from parity.checkers.checker import Expectation
-from parity.history import Run
+from parity.history import Run, TraceStep
 from parity.records import Finding
 from scheduler.flight import ENTRIES
 from scheduler.limits import Layout
 from scheduler.policies import make_policy
 from scheduler.policy.base import Policy
-from scheduler.records import Phase, Preemption, PreemptionMode, PreemptionReason
+from scheduler.records import Allocation, Phase, Preemption, PreemptionMode, PreemptionReason
 
 CONTRACT = "contract"
 LACK = (PreemptionReason.NO_CELLS, PreemptionReason.OWN_CELLS_TOO_HIGH)
@@ -27,7 +27,8 @@ class GivingWayChecker:
 
     - The victim of a lack of cells is the candidate with the greatest of the policy's scores.
     - A session that is rebuilt lower is its own requester; nobody was chosen.
-    - Nobody enters in a step in which somebody gave way for cells.
+    - Nobody enters in a step in which somebody gave way for cells, nor without an estimate that fits below
+      the soft ceiling and the memory's grant of it.
     - Where the whole need of every running session is kept free, nobody ever lacks cells, and the escalation
       is never needed.
     - A policy that preempts by intent alone rebuilds at most twice the rows that it computes anew.
@@ -56,6 +57,7 @@ def _problems(run: Run, policy: Policy) -> Iterator[str]:
         entered = [intent.request_id for intent in traced.flight.plan.intents if intent.kind in ENTRIES]
         if gave_way and entered:
             yield f"step {traced.step}: {entered[0]} entered although {gave_way[0].victim} gave way"
+        yield from _check_entries(traced)
         if gave_way and policy.reserves_whole_need:
             yield f"step {traced.step}: {gave_way[0].victim} lacked cells that were kept free for it"
     if not policy.reserves_whole_need:
@@ -64,6 +66,19 @@ def _problems(run: Run, policy: Policy) -> Iterator[str]:
     if escalations:
         yield f"{escalations} escalations although all rows to come were kept free"
     yield from _check_rebuilds(run)
+
+
+def _check_entries(traced: TraceStep) -> Iterator[str]:
+    granted = [
+        item.request.request_id for item in traced.flight.allocations if item.allocation is Allocation.GRANTED
+    ]
+    for intent in traced.flight.plan.intents:
+        if intent.kind not in ENTRIES:
+            continue
+        if intent.estimate is None or not intent.estimate.fits:
+            yield f"step {traced.step}: {intent.request_id} entered on an estimate of {intent.estimate}"
+        if intent.request_id not in granted:
+            yield f"step {traced.step}: {intent.request_id} entered without a grant"
 
 
 def _check_victim(item: Preemption, layout: Layout) -> Iterator[str]:

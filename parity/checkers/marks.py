@@ -79,6 +79,10 @@ MARKS = (
     "overlapped",
 )
 
+# Not of one run but of two: the policy planned the case otherwise than fcfs does. A suite under another
+# policy that never has it proves nothing of that policy.
+POLICY_MATTERED = "policy_mattered"
+
 
 def possible_marks(layout: Layout, *, pads: bool, overlaps: bool = False) -> tuple[str, ...]:
     """Marks that a run in a layout can have: all but padding rows where there are none (``pads``: whether the

@@ -33,17 +33,22 @@ from parity.suites.workloads import TICK_MS, intervals, play, rows_per_step, ses
 from scheduler.limits import Layout
 from scheduler.policy.goodput import sweep_goodput
 from scheduler.policy.reservation import (
-    Allocation,
     Recovery,
     Reservation,
-    ReservationEstimate,
     answer_allocation,
     estimate_reservation,
     recovery_for,
     request_allocation,
     reservation_error,
 )
-from scheduler.records import Request, ServiceLevel, SessionState, SessionView
+from scheduler.records import (
+    Allocation,
+    Request,
+    ReservationEstimate,
+    ServiceLevel,
+    SessionState,
+    SessionView,
+)
 
 Check = Callable[[], Iterable[str]]
 CONTRACT_CHECKS: dict[str, list[Check]] = {}

@@ -21,7 +21,7 @@ from parity.cases.policy_options import PolicyOptions
 from parity.cases.shrink import shrink_case
 from parity.cases.strategies import cases, edges, landmark, steady_backend, tokens_of
 from parity.cases.text import REAL_WORK_TOKENS, has_real_vocabulary, text_prompts
-from parity.checkers.marks import possible_marks
+from parity.checkers.marks import POLICY_MATTERED, possible_marks
 from parity.errors import UsageError
 from parity.models.families import load_family
 from parity.models.splits import Split, load_splits
@@ -29,6 +29,7 @@ from parity.records import Case, Fault, FaultKind, Finding, Outcome, Session, Ti
 from parity.run.contained import run_case
 from parity.run.explain import explain_outcome
 from parity.run.profiles import profile_of
+from parity.run.runner import BASELINE, policy_mattered
 from parity.run.under_test import OURS, Brought
 from parity.store import REPOSITORY
 from scheduler.limits import Layout
@@ -144,7 +145,9 @@ def run_suite(
     overlaps = steps_in_flight > 1
     if marks is None:
         marks = required_marks(family, layout, model, brought, overlaps=overlaps)
-    required = tuple(marks)
+    # A brought scheduler is judged by its own schedule, of which there is no fcfs to compare with.
+    by_policy = policy != BASELINE and not brought.scheduler
+    required = (*marks, *((POLICY_MATTERED,) if by_policy else ()))
     result = SuiteResult(family, layout, model, brought=brought, required=required)
     why_no_bits = brought.why_no_bits() if brought.engine else profile_of(model).reason
     failing: list[Outcome] = []
@@ -157,6 +160,11 @@ def run_suite(
         failed = outcome.verdict_for(tier, inexact=why_no_bits) is Verdict.FAIL
         return replace(outcome, verdict=Verdict.FAIL if failed else Verdict.PASS)
 
+    def note_policy(case: Case) -> None:
+        """Whether the policy mattered, asked until it once did."""
+        if POLICY_MATTERED in required and not result.marks[POLICY_MATTERED]:
+            result.marks[POLICY_MATTERED] += policy_mattered(case)
+
     def one(case: Case) -> None:
         case = replace(case, steps_in_flight=steps_in_flight)
         if failing and case != failing[0].case or not failing and enough():
@@ -164,6 +172,7 @@ def run_suite(
         outcome = judged(case)
         if not failing:
             result.add(outcome)
+            note_policy(case)
         if outcome.verdict is Verdict.FAIL:
             failing.append(outcome)
             raise Failed(outcome.case.family)

@@ -13,6 +13,7 @@ from scheduler.records import (
     PlannedChunk,
     PolicyIdentity,
     QueueIntent,
+    ReservationEstimate,
     SessionState,
     SessionView,
 )
@@ -88,8 +89,16 @@ class PlanBuilder:
         prefix = view.request.prompt[:cached]  # sessions that enter together pin what they share once
         pinned = memory.pinned_rows(view) if cached and prefix not in self._pinned else 0
         sequences = memory.sequences_for(view) if cached and memory.shares else 1
-        spare = self.policy.watermark_rows() if state.running or self.entered else 0
-        if self.sequences_left < sequences or max(need, 1) > self.rows_left - pinned - spare:
+        total = memory.total_rows()
+        estimate = ReservationEstimate(
+            request_id=view.request_id,
+            generation=view.request.generation,
+            rows=max(need, 1),
+            reserved_rows=total - self.rows_left + pinned,
+            hard_rows=total,
+            watermark_rows=self.policy.watermark_rows() if state.running or self.entered else 0,
+        )
+        if self.sequences_left < sequences or not estimate.fits:
             return False
         places = memory.places(view) if memory.shares else ()
         if cached and not self._has_room(places, need):
@@ -102,7 +111,7 @@ class PlanBuilder:
         self.entered.append(view)
         self._pinned[prefix] = None
         kind = IntentKind.RESUME if view.state is SessionState.SUSPENDED else IntentKind.ADMIT
-        self._intents.append(QueueIntent(kind, view.request_id, view.request.generation))
+        self._intents.append(QueueIntent(kind, view.request_id, view.request.generation, estimate=estimate))
         return True
 
     def _has_room(self, places: Sequence[Place], rows: int) -> bool:

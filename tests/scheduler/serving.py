@@ -50,6 +50,7 @@ class Serving:
         stops: dict[str, tuple[int, int]] | None = None,
         options: dict[str, Any] | None = None,
         max_call_rows: int = 63,
+        cell_bytes: int = 0,
         **steps: Any,
     ) -> None:
         whole = recurrent or layout is Layout.STREAMS
@@ -60,6 +61,7 @@ class Serving:
                 num_sequences=ids,
                 recurrent=recurrent,
                 max_call_rows=max_call_rows,
+                cell_bytes=cell_bytes,
                 sharing=Sharing.WHOLE_STATE if whole else Sharing.POSITIONAL,
             )
             for _ in range(stages)

@@ -8,7 +8,8 @@ import pytest
 
 from parity.checkers.conservation import check_conservation
 from scheduler.engine import EngineFailure
-from scheduler.records import FinishReason, IllegalTransition, PolicyFailure, SchedulerFailure
+from scheduler.policy.plan import plan_alone
+from scheduler.records import FinishReason, IllegalTransition, IntentKind, PolicyFailure, SchedulerFailure
 from tests.scheduler.serving import OPTIMISTIC, Serving, request
 
 
@@ -124,3 +125,14 @@ def test_wherever_in_a_step_a_policy_raises_the_books_stay_whole(seam: str) -> N
         serving.check_all_as_alone()
         count += 1
     assert count > 0 or seam == "can_run", "never asked"
+
+
+def test_a_plan_for_one_session_alone_can_be_made_while_another_one_is_in_flight() -> None:
+    """On the last rung of the escalation somebody may still be running: what is in flight leaves later."""
+    serving = Serving(cells=30, prefix_cache=False)
+    serving.submit(*[request(name, 3, 6) for name in "abc"])
+    serving.step()
+    serving.scheduler.preempt("c", 0.0)
+    state = serving.scheduler.state(0.0)
+    plan = plan_alone(state, serving.scheduler.policy, serving.view("c"))
+    assert [(intent.kind, intent.request_id) for intent in plan.intents] == [(IntentKind.RESUME, "c")]

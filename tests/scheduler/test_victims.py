@@ -82,6 +82,7 @@ def test_a_record_says_everything_about_a_preemption() -> None:
             tie_break="later arrival, then later submission",
             released_rows=3,
             kept_rows=0,
+            freed_cells=(3,),
             suspensions=0,
         )
     ]
@@ -90,7 +91,7 @@ def test_a_record_says_everything_about_a_preemption() -> None:
 def test_telemetry_counts_preemptions_by_reason_and_what_they_gave_back() -> None:
     serving = crowded("fcfs", Layout.UNIFIED, **OPTIMISTIC)
     record = serving.step()
-    assert (record.preempted, record.preempted_no_cells, record.reclaimed_rows) == (1, 1, 3)
+    assert (record.preempted, record.preempted_no_cells, record.released_rows) == (1, 1, 3)
     serving.scheduler.preempt("b", serving.now_ms)
     record = serving.step()
     assert (record.preempted, record.preempted_asked, record.preempted_again) == (1, 1, 0)

@@ -12,8 +12,6 @@ from parity.suites.workloads import play, rows_per_step, session, workload
 from scheduler.legality import validate_plan
 from scheduler.policies import make_policy
 from scheduler.policy.reservation import (
-    Allocation,
-    AllocationRequest,
     Recovery,
     answer_allocation,
     estimate_reservation,
@@ -22,7 +20,7 @@ from scheduler.policy.reservation import (
     reservation_error,
 )
 from scheduler.policy.state import SchedulerState
-from scheduler.records import Request, SessionState, SessionView
+from scheduler.records import Allocation, AllocationRequest, Request, SessionState, SessionView
 
 ROW_BYTES = 131_072
 USED, HARD, WATERMARK = 8, 28, 4
@@ -48,6 +46,9 @@ class PreservedRows:
 
     def available_rows(self) -> int:
         return HARD - USED
+
+    def total_rows(self) -> int:
+        return HARD
 
     def available_sequences(self) -> int:
         return 16
