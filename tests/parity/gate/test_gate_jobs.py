@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 from collections import Counter
@@ -13,11 +14,12 @@ from parity.cases.strategies import landmark
 from parity.errors import UsageError
 from parity.gate import jobs as gate_jobs
 from parity.gate.jobs import noise_histogram, run_job, suite_check
-from parity.gate.plan import GateJob
-from parity.gate.result import CheckKind, GateCheck
+from parity.gate.plan import GateJob, plan_jobs
+from parity.gate.result import CheckKind, GateCheck, GateOptions
 from parity.gate.running import TESTS, _run_jobs, by_cost, line_of, located
 from parity.golden.cases import GoldenMode, golden_path
 from parity.golden.regenerate import ModeChange
+from parity.models.families import load_families
 from parity.mutants.running import MutantReport, Status, TrialReport
 from parity.records import Finding, Outcome, Tier, Verdict
 from parity.store import REPOSITORY
@@ -227,3 +229,16 @@ def test_golden_that_differs_fails_the_gate(monkeypatch: pytest.MonkeyPatch) -> 
     found = run_job(GateJob(kind=CheckKind.GOLDEN, name="llama goldens", family="llama"))
     assert (found.verdict, found.reason) == (Verdict.FAIL, "llama long: differs")
     assert "session 0: tokens differ" in found.explanation
+
+
+def test_family_tests_run_the_gates_own_jobs() -> None:
+    """The pytest test of every kind that judges a model takes its parameters from the gate's plan."""
+    options = GateOptions(families=tuple(load_families()), is_selection=False, required={})
+    for kind in dict.fromkeys(job.kind for job in plan_jobs(options) if job.model):
+        file, function = TESTS[kind]
+        tree = ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))
+        found = next(
+            node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function
+        )
+        parameters = [ast.unparse(decorator) for decorator in found.decorator_list]
+        assert any(f"gate_params(CheckKind.{kind.name}" in text for text in parameters), (kind, parameters)
