@@ -159,25 +159,6 @@ def test_worker_ends_with_its_caller_also_in_the_middle_of_a_call() -> None:
     assert_all_end(caller, [worker])
 
 
-def test_program_of_somebody_else_ends_with_its_caller() -> None:
-    code = "\n".join(
-        [
-            "import subprocess, sys",
-            "from parity.processes import bound_to_this_process",
-            "sleeper = subprocess.Popen(bound_to_this_process(['sleep', '1000']))",
-            "print(sleeper.pid, flush=True)",
-            "sleeper.wait()",
-        ]
-    )
-    caller = subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
-    sleeper = psutil.Process(int(caller.stdout.readline()))
-    while sleeper.name() != "sleep":
-        assert caller.poll() is None
-    caller.kill()
-
-    assert_all_end(caller, [sleeper])
-
-
 def test_worker_lives_while_its_caller_only_closes_other_files() -> None:
     worker = Worker()
     try:
