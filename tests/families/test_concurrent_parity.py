@@ -67,7 +67,7 @@ def test_thread_count_of_the_concurrent_run_does_not_change_bits(family: str) ->
 @pytest.mark.quantised
 @pytest.mark.parametrize("quantisation", ["q8_0", "q4_0", "q4_k_m"])
 @pytest.mark.parametrize("family", family_params())
-def test_concurrent_parity_of_quantised_models(family: str, quantisation: str, tmp_path) -> None:
+def test_concurrent_parity_of_quantised_models(family: str, quantisation: str, tmp_path: Path) -> None:
     result = run_suite(
         family, Layout.UNIFIED, model=f"{family}:{quantisation}", min_sessions=30, failures=tmp_path
     )

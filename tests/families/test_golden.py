@@ -5,8 +5,10 @@ logits where the provenance matches.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from parity.gate.plan import GateJob
 from parity.gate.result import CheckKind
@@ -27,13 +29,13 @@ def load_golden(family: str, mode: str) -> Golden:
 
 
 @pytest.fixture
-def golden(snapshot):
+def golden(snapshot: SnapshotAssertion) -> Any:
     return snapshot.use_extension(GoldenExtension)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("job", gate_params(CheckKind.GOLDEN))
-def test_outputs_are_the_golden_ones(job: GateJob, mode: str, golden) -> None:
+def test_outputs_are_the_golden_ones(job: GateJob, mode: str, golden: Any) -> None:
     run = run_golden(job.family, GoldenMode(mode), load_prompts(job.family)[GoldenMode(mode)])
     assert not run.problems, "\n".join(
         run.problems

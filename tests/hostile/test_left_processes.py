@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -54,7 +55,7 @@ def run_until(
         pytest.fail(f"ended early: {command.communicate()}")
 
 
-def run_until_two_hang(arguments: tuple[str, ...], tmp_path: Path):
+def run_until_two_hang(arguments: tuple[str, ...], tmp_path: Path) -> Any:
     """The command whose two suites each wait for a worker that is in the middle of a call."""
     hangs_in = tmp_path / "hangs"
     hangs_in.mkdir()

@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ JOB = GateJob(
 )
 
 
-def suite_result(verdict: Verdict, *found: str, **counts) -> SuiteResult:
+def suite_result(verdict: Verdict, *found: str, **counts: Any) -> SuiteResult:
     """A suite's result with one finding of each checker named."""
     findings = [Finding(checker, "session 3") for checker in found]
     marks = Counter(shared=1)
@@ -158,7 +159,7 @@ def test_model_checks_point_at_the_manifest() -> None:
 def test_tier_is_handed_to_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
 
-    def run_suite(family, layout, **settings):
+    def run_suite(family: Any, layout: Any, **settings: Any) -> Any:
         asked.update(settings, family=family)
         return suite_result(Verdict.PASS, sessions=3, bit_identical=3, byte_identical=3)
 
@@ -170,11 +171,11 @@ def test_tier_is_handed_to_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tier_is_handed_to_splits_and_goldens(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def run_split_suite(family, split, **settings):
+    def run_split_suite(family: Any, split: Any, **settings: Any) -> Any:
         asked.append(settings["tier"])
         return suite_result(Verdict.PASS, sessions=3, bit_identical=3, byte_identical=3)
 
-    def find_changes(family, **settings):
+    def find_changes(family: Any, **settings: Any) -> Any:
         asked.append(settings["tier"])
         return [], {}
 
@@ -202,7 +203,7 @@ def test_policy_that_breaks_its_promise_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_surviving_mutant_fails_the_gate_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def judge(mutants, select, on_report):
+    def judge(mutants: Any, select: Any, on_report: Any) -> Any:
         return [
             MutantReport("a_fault", "is wrong", "cells", ("llama",), (TrialReport("t", status, "", "", 0.1),))
             for status in (Status.KILLED, Status.SURVIVED)
@@ -216,7 +217,7 @@ def test_surviving_mutant_fails_the_gate_and_is_named(monkeypatch: pytest.Monkey
 
 
 def test_golden_that_differs_fails_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    def changes(family: str, *, search: bool, tier: Tier):
+    def changes(family: str, *, search: bool, tier: Tier) -> Any:
         assert not search and tier is Tier.BITS
         path = golden_path(family, GoldenMode.SHORT)
         made = {"family": family, "path": path, "golden": None, "is_new": False, "context": ()}
