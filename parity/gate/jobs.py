@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def run_job(job: GateJob) -> GateCheck:
     return replace(check, seconds=round(monotonic() - started, 2))
 
 
-def _check(job: GateJob, verdict: Verdict, **evidence) -> GateCheck:
+def _check(job: GateJob, verdict: Verdict, **evidence: Any) -> GateCheck:
     return GateCheck(
         kind=job.kind,
         name=job.name,

@@ -4,18 +4,22 @@ into calls, how tokens are chosen.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from parity.mutants import cases
-from parity.mutants.mutant import Killer, mutant
+from parity.mutants.mutant import Killer, Trial, mutant
 from parity.mutants.seam import (
     Change,
+    ResultChange,
     in_batches,
     in_results,
     rows_of,
     shifted,
 )
 from parity.mutants.trials import exact_trial, real_trial
+from parity.records import Case
 from scheduler.engine import PAD_ROW, Batch
 from scheduler.records import IterationPlan, IterationResult
 
@@ -24,7 +28,9 @@ LATE_POSITION = 12 + 20  # of ``lockstep``'s sessions
 DIFFERS = (Killer.BITS, Killer.BYTES)
 
 
-def everywhere(make, families=cases.FAMILIES, **settings):
+def everywhere(
+    make: Callable[..., Case], families: Sequence[str] = cases.FAMILIES, **settings: Any
+) -> tuple[Trial, ...]:
     """The case on the exact engine and on llama.cpp, for each family."""
     made = [make(family, **settings) for family in families]
     return (*map(exact_trial, made), *map(real_trial, made))
@@ -266,7 +272,7 @@ def sampling_ignores_the_seed() -> Change:
     killers=(Killer.BYTES,),
     trials=everywhere(cases.alternating),
 )
-def output_of_an_equal_step_reused():
+def output_of_an_equal_step_reused() -> ResultChange:
     """A single-session step returns what the step of equal shape before it returned.
 
     A step of the same shape as the one before returns the token of that one (a re-used graph's old output).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +11,9 @@ import scheduler.resume as resume_module
 from parity.mutants import cases
 from parity.mutants.mutant import Complaint, Killer, Reach, Trial, mutant
 from parity.mutants.rows import DIFFERS, everywhere
-from parity.mutants.seam import in_method, in_results
+from parity.mutants.seam import ResultChange, in_method, in_results
 from parity.mutants.trials import exact_trial
+from parity.records import Case
 from scheduler.engine import Batch, Sample
 from scheduler.loop import Flight, Scheduler
 from scheduler.memory import Memory
@@ -33,7 +34,7 @@ from scheduler.resume import ReleaseReceipt, preservation_receipt, suspension_ke
 from scheduler.sessions import SessionTable
 
 
-def on_exact(make, families=("llama",)) -> tuple[Trial, ...]:
+def on_exact(make: Callable[[str], Case], families: Sequence[str] = ("llama",)) -> tuple[Trial, ...]:
     """The case on the exact engine for each family."""
     return tuple(exact_trial(make(family)) for family in families)
 
@@ -397,7 +398,7 @@ def one_token_short(original: Callable[..., Any], reach: Reach) -> Callable[...,
     killers=(Killer.LEGALITY,),
     trials=everywhere(cases.one_token_chunks, ("llama",)),
 )
-def idle_session_gets_a_token():
+def idle_session_gets_a_token() -> ResultChange:
     """A session without rows in a step gets the token of a padding row."""
 
     known: dict[str, ChunkResult] = {}
@@ -421,7 +422,7 @@ def idle_session_gets_a_token():
     killers=(Killer.LEGALITY,),
     trials=on_exact(cases.preempted),
 )
-def rebuild_debited_as_service():
+def rebuild_debited_as_service() -> ResultChange:
     """Rebuilt rows are charged to the client again."""
 
     def change(plan: IterationPlan, batch: Batch, result: IterationResult) -> IterationResult:
@@ -439,7 +440,7 @@ def rebuild_debited_as_service():
     killers=(Killer.LEGALITY,),
     trials=on_exact(cases.mixed),
 )
-def clock_runs_backward():
+def clock_runs_backward() -> ResultChange:
     """A step ends before it began."""
 
     def change(plan: IterationPlan, batch: Batch, result: IterationResult) -> IterationResult:
@@ -454,7 +455,7 @@ def clock_runs_backward():
     killers=(Killer.LEGALITY,),
     trials=on_exact(cases.mixed),
 )
-def unplanned_progress():
+def unplanned_progress() -> ResultChange:
     """An engine claims a row that nobody planned."""
 
     def change(plan: IterationPlan, batch: Batch, result: IterationResult) -> IterationResult:

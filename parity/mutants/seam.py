@@ -16,6 +16,7 @@ from scheduler.engine import Batch, Call, MemoryOp
 from scheduler.records import IterationPlan, IterationResult
 
 Change = Callable[[IterationPlan, Batch], Batch]
+ResultChange = Callable[[IterationPlan, Batch, IterationResult], IterationResult]
 ENGINES = (ExactEngine, LlamaEngine)
 
 
@@ -62,13 +63,13 @@ def in_method(
 
 
 def in_results(
-    make_change: Callable[[], Callable[[IterationPlan, Batch, IterationResult], IterationResult]],
+    make_change: Callable[[], ResultChange],
 ) -> Plant:
     """A plant that passes every result through ``make_change()``."""
 
     @contextmanager
     def plant(reach: Reach) -> Iterator[None]:
-        changes: dict[int, Callable] = {}
+        changes: dict[int, ResultChange] = {}
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def execute(self: Any, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:

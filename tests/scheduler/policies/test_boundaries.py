@@ -351,7 +351,7 @@ def test_an_overload_that_contradicts_itself_is_refused(bad: dict[str, int | str
     Overload(kind="bounded", max_live=1)
 
 
-def test_deadlines_count_from_arrival_and_from_the_previous_emission_and_are_infinite_without_an_objective() -> (
+def test_deadlines_count_from_arrival_and_the_previous_emission_and_are_infinite_without_an_objective() -> (
     None
 ):
     slo = ServiceLevel(ttft_ms=30.0, tbt_ms=20.0)
