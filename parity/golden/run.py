@@ -133,8 +133,8 @@ def ask_reference(
     weights: Weights, prompt: Sequence[int], answer: Sequence[int]
 ) -> tuple[ReferenceAnswer, tuple[str, ...]]:
     """What the float64 reference picks along an engine's ``answer``; and a line for the first token that it
-    does not pick, unless that is a tie: nearer to its best than float32 rounding may move both. Half cells may
-    move them much further, but a token that they decide would not hold in every layout.
+    does not pick, unless that is a tie: nearer to its best than float32 rounding may move both. Half cells
+    may move them much further, but a token that they decide would not hold in every layout.
     """
     sequence = [*prompt, *answer[:-1]]
     logits = run_reference(weights, sequence).logits[len(prompt) - 1 :]
