@@ -273,7 +273,7 @@ class Scheduler:
         """The policy's plan, or on the last rung of the escalation that of one session alone; validated."""
         with self._policy_asked():
             state = self.state(now_ms)
-            alone = None if self._alone is None else self.table.views[self._alone]
+            alone = None if self._alone is None else state.views[self._alone]
             plan = (
                 self.policy.plan_iteration(state) if alone is None else plan_alone(state, self.policy, alone)
             )
