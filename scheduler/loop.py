@@ -99,7 +99,7 @@ class Scheduler:
     def submit(self, request: records.Request, now_ms: float) -> Refusal | None:
         """Accept a request (None) or refuse it, typed.
 
-        Raises ``IllegalTransition`` for an id that is in use.
+        Raises ``IllegalTransition`` for an id that is in use, ``PolicyFailure`` when the policy does.
         """
         refusal = self._refusal(request, now_ms)
         if refusal is None:
@@ -114,7 +114,8 @@ class Scheduler:
             return Refusal(name, why, False, rows, most)
         if len(self.table.waiting) >= self.steps.max_waiting:
             return Refusal(name, f"queue is full with {self.steps.max_waiting} requests", True, 1)
-        return self.policy.refuse(self.state(now_ms), request)
+        with self._policy_asked():
+            return self.policy.refuse(self.state(now_ms), request)
 
     def cancel(self, request_id: str, now_ms: float) -> bool:
         """End a session in whatever state it is; False if it is not live.
