@@ -51,16 +51,14 @@ COUNTERS = (
     "step_ms",
     "engine_ms",
 )
+_ZEROS = dict.fromkeys(GAUGES + COUNTERS, 0)
 
 
 class StepRecord:
     """What one step did: gauges at its launch or end, counts of events, rows (``*_tokens``) computed."""
 
-    __slots__ = (*GAUGES, *COUNTERS, "preemptions")
-
     def __init__(self) -> None:
-        for name in GAUGES + COUNTERS:
-            setattr(self, name, 0)
+        self.__dict__.update(_ZEROS)  # one is made every step
         self.preemptions: list[Preemption] = []
 
     def note_preemption(self, preemption: Preemption, *, freed_bytes: int) -> None:
