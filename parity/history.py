@@ -56,10 +56,9 @@ class Run:
     those tokens as the engine gave them, which is what a caller that streams has seen; ``ended_at[i]`` is
     the step after which its end was there. ``earlier`` are generations that were given up, all else is of
     the last one. ``findings`` are what the driver saw go wrong while it ran: no progress, illegal
-    transitions, lost cells, ends. ``answers`` are what the sessions gave, ``logits`` their rows,
-    float32 [n_vocab] for each generated token, where the engine shows them; ``leftovers`` what is still held
-    after the case, ``lost``
-    which stage of a chain ended, and how.
+    transitions, lost cells, ends. ``answers`` are what the sessions gave, ``logits`` their rows, float32
+    [n_vocab] for each generated token, where the engine shows them; ``leftovers`` what is still held after
+    the case, ``lost`` which stage of a chain ended, and how.
     """
 
     case: Case

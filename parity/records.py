@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
@@ -341,7 +341,8 @@ def broken_outcome(case: Case, error: str, *, stderr: str) -> Outcome:
 
 def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
     """JSON-able form of an outcome without its case; ``problems`` are the findings' texts."""
-    data = asdict(replace(outcome, case=None))
+    data = asdict(outcome)
+    data["case"] = None
     data["verdict"], data["problems"] = outcome.verdict.value, list(outcome.problems)
     return data
 

@@ -7,7 +7,7 @@ import io
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,11 @@ def step_log(path: Path | None) -> Iterator[Callable[[StepRecord], None]]:
     if path is None:
         yield lambda record: None
         return
+    file: io.FileIO | None
     try:
         file = open(path, "wb", buffering=0)
     except OSError as error:
-        raise UsageError("telemetry cannot be written", where=str(path), why=error.strerror) from error
+        raise UsageError("telemetry cannot be written", where=str(path), why=str(error.strerror)) from error
 
     def write(record: StepRecord) -> None:
         nonlocal file
@@ -137,7 +138,7 @@ def plot_steps(steps: list[Step], *, kind: str) -> bytes:
     return picture.getvalue()
 
 
-def _lines(axes: Any, numbers: list[float], steps: list[Step], names: dict[str, str], unit: str) -> None:
+def _lines(axes: Any, numbers: Sequence[float], steps: list[Step], names: dict[str, str], unit: str) -> None:
     for name, label in names.items():
         axes.plot(numbers, [step[name] for step in steps], label=label, drawstyle="steps-post")
     axes.set(ylabel=unit)

@@ -114,7 +114,8 @@ def completed_result(
 ) -> IterationResult:
     """The result of a batch that ran whole; ``tokens[i]`` answers ``batch.samples[i]``."""
     emitted = {sample.request_id: token for sample, token in zip(batch.samples, tokens, strict=True)}
-    chunks, debits = [], {}
+    chunks: list[ChunkResult] = []
+    debits: dict[str, int] = {}
     for chunk, epoch, client, committed in zip(
         plan.chunks, batch.epochs, batch.clients, batch.committed, strict=True
     ):

@@ -48,7 +48,9 @@ def compose_batch(
     stages: tuple[tuple[Call, ...], ...],
 ) -> Batch:
     """The rows of a plan in plan order, what is sampled from them, and the calls that compute them."""
-    tokens, positions, offsets, samples = [], [], [0], []
+    tokens: list[int] = []
+    positions: list[int] = []
+    offsets, samples = [0], []
     for chunk, view in zip(plan.chunks, views.values(), strict=True):
         start, stop, request = chunk.start, chunk.stop, view.request
         count = len(request.prompt)

@@ -275,7 +275,7 @@ class Scheduler:
         """The policy's plan, or on the last rung of the escalation that of one session alone; validated."""
         with self._policy_asked:
             state = self.state(now_ms)
-            alone = None if self._alone is None else self.table.views[self._alone]
+            alone = None if self._alone is None else state.views[self._alone]
             plan = (
                 self.policy.plan_iteration(state) if alone is None else plan_alone(state, self.policy, alone)
             )
@@ -436,7 +436,9 @@ class Scheduler:
         entered = {intent.request_id: None for intent in fitted.intents if intent.kind in ENTRIES}
         answers = []
         for intent in whole.intents:
-            wish = intent.estimate and request_allocation(intent.estimate, epoch=self._decision)
+            if intent.estimate is None:
+                continue
+            wish = request_allocation(intent.estimate, epoch=self._decision)
             if wish is not None:
                 answer = Allocation.GRANTED if intent.request_id in entered else Allocation.UNAVAILABLE
                 answers.append(AllocationResult(wish, answer))

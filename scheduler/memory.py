@@ -219,12 +219,12 @@ class Memory:
         it has room together with all who run; 0 if none.
         """
         if not self.pools[0].ordered:
-            room = min(
+            rows_left = min(
                 pool.room_after(entry.seq_ids[stage], count, self._evictable(stage, keep=entry))
                 for stage, pool in enumerate(self.pools)
             )
             has_id = self.available_sequences(keep=entry) > 0
-            return count if room >= rows - count and has_id else 0
+            return count if rows_left >= rows - count and has_id else 0
         rooms = self.rooms()
         while count:
             lower = count

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
-from scheduler.engine import Engine, EngineFailure
+from scheduler.engine import Engine, EngineFailure, OverlappingEngine
 from scheduler.flight import Flight
 from scheduler.records import IterationResult
 from scheduler.telemetry import StepRecord
@@ -46,7 +46,8 @@ class Pipeline:
     ) -> None:
         self.scheduler, self.engine, self.depth, self.clock_ms = scheduler, engine, depth, clock_ms
         self.broken = broken
-        self._overlaps = depth > 1 and hasattr(engine, "launch")
+        overlaps = depth > 1 and hasattr(engine, "launch")
+        self._overlapping = cast(OverlappingEngine, engine) if overlaps else None
         self._flights: deque[tuple[Flight, float]] = deque()  # and when each was begun
         self._launched_ms: deque[float] = deque()
         self._failure: EngineFailure | None = None  # of a launch, told when its step's turn has come
@@ -61,9 +62,9 @@ class Pipeline:
         """Give the step that was begun to the engine."""
         flight, now_ms = self._flights[-1]
         self._launched_ms.append(now_ms if self.clock_ms is None else self.clock_ms())
-        if self._overlaps and flight.plan.chunks and self._failure is None:
+        if self._overlapping is not None and flight.plan.chunks and self._failure is None:
             try:
-                self.engine.launch(flight.plan, flight.batch, now_ms)
+                self._overlapping.launch(flight.plan, flight.batch, now_ms)
             except EngineFailure as failure:
                 self._failure = failure
             except Exception as error:
@@ -110,11 +111,11 @@ class Pipeline:
         return error if self.broken is None else self.broken(error)
 
     def _result_of(self, flight: Flight, begun_ms: float) -> IterationResult:
-        if not self._overlaps:
+        if self._overlapping is None:
             return self.engine.execute(flight.plan, flight.batch, begun_ms)
         if self._failure is not None:
             raise self._failure
-        return self.engine.collect()
+        return self._overlapping.collect()
 
     def _fail(self, failure: EngineFailure) -> list[CompletedStep]:
         flights, self._failure = list(self._flights), None

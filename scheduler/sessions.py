@@ -6,7 +6,16 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from scheduler.legality import require
-from scheduler.records import ChunkResult, Completion, FinishReason, Phase, Request, SessionState, SessionView
+from scheduler.records import (
+    ChunkResult,
+    Completion,
+    FinishReason,
+    IllegalTransition,
+    Phase,
+    Request,
+    SessionState,
+    SessionView,
+)
 from scheduler.resume import PreemptionIntent, ReleaseReceipt, ResumeTicket
 
 MAX_SPENT_GENERATIONS = 4096  # cancelled ids whose old generations are still refused
@@ -71,11 +80,8 @@ class SessionTable:
         """
         view = self.views[name]
         if view.state is SessionState.SUSPENDED:
-            require(
-                ticket is not None and (ticket.key.request_id, ticket.key.epoch) == (name, view.epoch),
-                f"resume without the ticket of epoch {view.epoch}",
-                name,
-            )
+            if ticket is None or (ticket.key.request_id, ticket.key.epoch) != (name, view.epoch):
+                raise IllegalTransition(f"resume without the ticket of epoch {view.epoch}: {name}")
             require(ticket.ready_tokens == cached, f"the ticket is not for {cached} rows", ticket)
             del self.suspended[name], self.releases[name]
         else:

@@ -3,63 +3,66 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field, fields
 
-from scheduler.records import Preemption, PreemptionMode, PreemptionReason
-
-GAUGES = (
-    "step",
-    "now_ms",
-    "running",
-    "waiting",
-    "suspended",
-    "cells_used",
-    "cells_available",
-    "cells_shared",
-    "cells_retired",
-    "ids_retired",
-    "slots_used",
-)
-# Suspensions by reason; their sum is ``preempted``.
-PREEMPTED = tuple(f"preempted_{reason.value}" for reason in PreemptionReason)
-COUNTERS = (
-    "admitted",
-    "preempted",
-    *PREEMPTED,
-    "rebuilt_lower",
-    "preempted_again",
-    "preemption_fallbacks",
-    "released_rows",
-    "reclaimed_bytes",
-    "resumed",
-    "resume_latency_ms",
-    "late_after_resume",
-    "stale_receipts",
-    "escalations",
-    "cancelled",
-    "refused",
-    "not_granted",
-    "finished",
-    "failed",
-    "prefill_tokens",
-    "decode_tokens",
-    "recompute_tokens",
-    "prefix_hits",
-    "prefix_misses",
-    "prefix_tokens_saved",
-    "calls",
-    "engine_failures",
-    "step_ms",
-    "engine_ms",
-)
-_ZEROS = dict.fromkeys(GAUGES + COUNTERS, 0)
+from scheduler.records import Preemption, PreemptionMode
 
 
-class StepRecord:
-    """What one step did: gauges at its launch or end, counts of events, rows (``*_tokens``) computed."""
+@dataclass(slots=True)
+class StepGauges:
+    """How things stood at a step's launch or end."""
 
-    def __init__(self) -> None:
-        self.__dict__.update(_ZEROS)  # one is made every step
-        self.preemptions: list[Preemption] = []
+    step: int = 0
+    now_ms: float = 0
+    running: int = 0
+    waiting: int = 0
+    suspended: int = 0
+    cells_used: int = 0
+    cells_available: int = 0
+    cells_shared: int = 0
+    cells_retired: int = 0
+    ids_retired: int = 0
+    slots_used: int = 0
+
+
+@dataclass(slots=True)
+class StepRecord(StepGauges):
+    """What one step did: gauges, counts of events, rows (``*_tokens``) computed, and its suspensions."""
+
+    admitted: int = 0
+    preempted: int = 0  # suspensions: the sum of the next six, by reason
+    preempted_no_cells: int = 0
+    preempted_own_cells_too_high: int = 0
+    preempted_policy_intent: int = 0
+    preempted_asked: int = 0
+    preempted_engine_failure: int = 0
+    preempted_escalation: int = 0
+    rebuilt_lower: int = 0
+    preempted_again: int = 0
+    preemption_fallbacks: int = 0
+    released_rows: int = 0
+    reclaimed_bytes: int = 0
+    resumed: int = 0
+    resume_latency_ms: float = 0
+    late_after_resume: int = 0
+    stale_receipts: int = 0
+    escalations: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    not_granted: int = 0
+    finished: int = 0
+    failed: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    recompute_tokens: int = 0
+    prefix_hits: int = 0
+    prefix_misses: int = 0
+    prefix_tokens_saved: int = 0
+    calls: int = 0
+    engine_failures: int = 0
+    step_ms: float = 0
+    engine_ms: float = 0
+    preemptions: list[Preemption] = field(default_factory=list)
 
     def note_preemption(self, preemption: Preemption, *, freed_bytes: int) -> None:
         """Count one suspension: by reason, by mode, its rows and bytes, and whether it was not the session's
@@ -76,11 +79,16 @@ class StepRecord:
         self.reclaimed_bytes += freed_bytes
 
     def as_dict(self) -> dict[str, float]:
+        """The numbers by name."""
         return {name: getattr(self, name) for name in GAUGES + COUNTERS}
 
     def to_json(self) -> str:
         """One line: the numbers, and of every preemption what tells them apart."""
         return json.dumps(self.as_dict() | {"preemptions": [_brief(item) for item in self.preemptions]})
+
+
+GAUGES = tuple(gauge.name for gauge in fields(StepGauges))
+COUNTERS = tuple(item.name for item in fields(StepRecord) if item.name not in (*GAUGES, "preemptions"))
 
 
 def _brief(item: Preemption) -> dict[str, str | int | None]:

@@ -143,7 +143,7 @@ class ProcessChain(SamplingEngine):
         self.settings, self.timeout_s = tuple(settings), timeout_s
         self.lost = ""
         self.lose_next: int | None = None  # a fault: this stage's process dies in the middle of the next step
-        self._step = 0
+        self._step = self._given_up = 0
         self._launched: deque[Launched] = deque()
         self.busy_s = [0.0] * len(self.settings)  # of every stage, inside its steps less its waits for rows
         self._stages: list[StageProcess] = []
@@ -248,6 +248,7 @@ class ProcessChain(SamplingEngine):
 
     def _give_up_launched(self) -> None:
         """Wait for the steps that are on their way, and forget what comes of them."""
+        self._given_up += 1
         while self._launched:
             if self._launched.popleft().failure is None and not self.lost:
                 with contextlib.suppress(EngineFailure):
@@ -268,6 +269,7 @@ class ProcessChain(SamplingEngine):
                 {
                     "do": "step",
                     "step": self._step,
+                    "given_up": self._given_up,
                     "calls": calls_to_data(calls),
                     "tokens": batch.tokens,
                     "positions": batch.positions,
@@ -386,6 +388,42 @@ __all__ = ["ProcessChain", "StageLost"]
 # that stages overlap inside a step.
 
 
+class HandedRows:
+    """Hidden states of one step's rows, waited for as they are needed. ``upstream`` is the stage before; the
+    first stage has none, and is handed nothing.
+    """
+
+    def __init__(self, upstream: Wire | None, number: int, num_rows: int, n_embd: int) -> None:
+        self._upstream, self._number = upstream, number
+        self._rows = HiddenRows(num_rows, n_embd)
+        self._is_over = upstream is None
+        self.waited_s = 0.0
+
+    def take(self, rows: Sequence[int]) -> np.ndarray:
+        """float32 [rows, n_embd]. Raises ``EngineFailure`` when the stage before broke off."""
+        while not self._rows.has(rows):
+            self._receive()
+        return self._rows.take(rows)
+
+    def drain(self) -> None:
+        """Take what the stage before still sends of this step: it may not go on until somebody does."""
+        with contextlib.suppress(EngineFailure, WireClosed, WireSilent):
+            while self._rows.missing.any():
+                self._receive()
+
+    def _receive(self) -> None:
+        if self._is_over:
+            raise EngineFailure("the stage before it broke off")
+        begun_s = monotonic()
+        header, states = self._upstream.receive()
+        self.waited_s += monotonic() - begun_s
+        if header["step"] != self._number:
+            return  # left over from a step that broke off here
+        self._is_over = bool(header.get("lost"))
+        if not self._is_over:
+            self._rows.give(header["rows"], states.reshape(len(header["rows"]), -1))
+
+
 class StageServer:
     """Carries out the coordinator's orders on one stage.
 
@@ -394,7 +432,7 @@ class StageServer:
 
     def __init__(self, stage: Stage, control: Wire, upstream: Wire | None, downstream: Wire | None) -> None:
         self.stage, self.control, self.upstream, self.downstream = stage, control, upstream, downstream
-        self._waited_s = 0.0  # for the stage before, in this step
+        self._broke_off: int | None = None  # how often the coordinator had given up then
 
     def carry_out(self, order: dict[str, Any]) -> dict[str, Any]:
         """Do one order; the answer. Raises ``EngineFailure``."""
@@ -406,18 +444,25 @@ class StageServer:
         elif kind == "leftovers":
             return {"leftovers": self.stage.pool.leftover_sequences()}
         else:
-            begun_s, self._waited_s = monotonic(), 0.0
-            self._step(order)
-            return {"done": kind, "busy_s": monotonic() - begun_s - self._waited_s}
+            begun_s = monotonic()
+            waited_s = self._step(order)
+            return {"done": kind, "busy_s": monotonic() - begun_s - waited_s}
         return {"done": kind}
 
-    def _step(self, order: dict[str, Any]) -> None:
+    def _step(self, order: dict[str, Any]) -> float:
+        """Run a step; the seconds in it that were spent waiting for rows. Raises ``EngineFailure``.
+
+        Steps that were launched behind one that broke off here are refused: memory is not what they need.
+        """
         number, tokens = order["step"], tuple(order["tokens"])
         batch = Batch(tokens, tuple(order["positions"]), (), (), (), (), (), ())
+        handed = HandedRows(self.upstream, number, len(tokens), self.stage.model.n_embd)
         begun = 0
 
         def before_call() -> None:
             nonlocal begun
+            if self._broke_off == order["given_up"]:
+                raise EngineFailure("a step before this one broke off")
             if begun == order["die_before"]:
                 os.kill(os.getpid(), signal.SIGKILL)
             if begun == order["fail_before"]:
@@ -430,12 +475,15 @@ class StageServer:
                 batch,
                 order["wanted"],
                 before_call=before_call,
-                take=self._source(number, len(tokens)) if self.upstream else None,
+                take=handed.take if self.upstream else None,
                 give=self._sink(number),
             )
         except (EngineFailure, WireClosed, WireSilent):
+            self._broke_off = order["given_up"]
             self._tell_downstream(number)
+            handed.drain()
             raise
+        return handed.waited_s
 
     def _tell_downstream(self, number: int) -> None:
         """Whoever waits for this step's hidden states must not wait longer."""
@@ -444,24 +492,6 @@ class StageServer:
                 self.downstream.send({"step": number, "lost": True})
             except (WireClosed, WireSilent):
                 pass  # it has gone, and waits no more
-
-    def _source(self, number: int, num_rows: int) -> Callable[[Sequence[int]], np.ndarray]:
-        """Hidden states of this step's rows, waited for as they are needed."""
-        handed = HiddenRows(num_rows, self.stage.model.n_embd)
-
-        def take(rows: Sequence[int]) -> np.ndarray:
-            while not handed.has(rows):
-                begun_s = monotonic()
-                header, states = self.upstream.receive()
-                self._waited_s += monotonic() - begun_s
-                if header["step"] != number:
-                    continue  # left over from a step that broke off here
-                if header.get("lost"):
-                    raise EngineFailure("the stage before it broke off")
-                handed.give(header["rows"], states.reshape(len(header["rows"]), -1))
-            return handed.take(rows)
-
-        return take
 
     def _sink(self, number: int) -> Callable[[Sequence[int], np.ndarray], None]:
         wire = self.downstream or self.control

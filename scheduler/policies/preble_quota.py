@@ -44,7 +44,7 @@ class PrebleQuota(Policy):
         source="Preble, local policy; M5.2 0x09A",
     )
 
-    def __init__(self, *, quotas: tuple[int, ...] = (2, 1), **seams) -> None:
+    def __init__(self, *, quotas: tuple[int, ...] = (2, 1), **seams: Any) -> None:
         super().__init__(**seams)
         self.quotas = tuple(quotas)
         if not self.quotas or min(self.quotas) < 1:

@@ -54,7 +54,7 @@ class ScorpioGuard(Policy):
         tokens_per_tick: int = 2048,
         base_ms: float = 0.0,
         ms_per_session: float = 0.0,
-        **seams,
+        **seams: Any,
     ) -> None:
         super().__init__(**seams)
         self.cost = ExclusiveCost(tick_ms, tokens_per_tick)
@@ -109,7 +109,7 @@ class ScorpioGuard(Policy):
         size = sum(share(v, min(limits)) for v in batch)
         return self.base_ms + self.ms_per_session * float(size) <= min(limits)
 
-    def plan_iteration(self, state: SchedulerState):
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
         plan = PlanBuilder(state, self)
         tightest = self._tightest(state)
         for view in sorted(

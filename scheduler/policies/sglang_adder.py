@@ -150,7 +150,7 @@ class SglangAdder(Policy):
         max_buffer_bytes: int | None = None,
         buffer_bytes_per_token: int = 1,
         page_tokens: int = 16,
-        **seams,
+        **seams: Any,
     ) -> None:
         super().__init__(**seams)
         if min(max_skips, max_passes) < 0 or not max_age_ms >= 0 or warm_tokens < 1:
@@ -214,7 +214,7 @@ class SglangAdder(Policy):
             else available
         )
 
-    def plan_iteration(self, state: SchedulerState):
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
         plan, batch = PlanBuilder(state, self), _Batch()
         running = sorted((state.views[r] for r in state.running), key=lambda view: view.index)
         self._continue_chunks(plan, batch, [v for v in running if v.phase is not Phase.DECODE])

@@ -7,7 +7,7 @@ from __future__ import annotations
 from scheduler.policy.base import PlanBuilder, Policy
 from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, READINESS, TOKENS, Contract
 from scheduler.policy.state import SchedulerState
-from scheduler.records import Phase, PolicyIdentity, SessionState, SessionView
+from scheduler.records import IterationPlan, Phase, PolicyIdentity, SessionState, SessionView
 
 
 class StaticPriority(Policy):
@@ -48,7 +48,7 @@ class StaticPriority(Policy):
         """The priority that counts now; lower numbers first."""
         return view.request.priority
 
-    def plan_iteration(self, state: SchedulerState):
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
         plan = PlanBuilder(state, self)
         self.fill(plan, sorted(state.views.values(), key=lambda view: self.order_key(state, view)))
         return plan.build()

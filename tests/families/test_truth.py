@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from parity.engines.llama import quantise_model
@@ -64,7 +65,7 @@ def test_half_cells_are_further_from_the_truth_than_float32_ones(family: str) ->
 
 
 @pytest.mark.parametrize("family", family_params())
-def test_goldens_are_what_the_reference_picks(family: str) -> None:
+def test_goldens_carry_what_the_reference_picks(family: str) -> None:
     weights = load_weights(resolve_model(family).path)
     for mode in GoldenMode:
         path = golden_path(family, mode)
@@ -73,15 +74,16 @@ def test_goldens_are_what_the_reference_picks(family: str) -> None:
         for session in golden.sessions:
             prompt = [BOS, *session.prompt.encode()]
             logits = run_reference(weights, [*prompt, *session.tokens[:-1]]).logits[len(prompt) - 1 :]
-            assert tuple(logits.argmax(axis=-1)) == session.tokens, (mode, session.prompt)
+            assert tuple(logits.argmax(axis=-1)) == session.tokens == session.reference.tokens
             best, second = logits.max(axis=-1), sorted_second(logits)
-            # The margin on record is of a kernel with half cells: near the reference's, and no tie by either.
-            assert (best - second).min() > MIN_MARGIN / 2, (mode, session.prompt)
+            assert session.reference.margin == pytest.approx((best - second).min(), rel=1e-5)
+            assert session.reference.ties == ()
+            # The engine's margin is of a kernel with half cells: near the reference's, and no tie by either.
+            assert session.reference.margin > MIN_MARGIN / 2, (mode, session.prompt)
 
 
-def sorted_second(logits):
-    logits.sort(axis=-1)
-    return logits[:, -2]
+def sorted_second(logits: np.ndarray) -> np.ndarray:
+    return np.sort(logits, axis=-1)[:, -2]
 
 
 @pytest.mark.quantised

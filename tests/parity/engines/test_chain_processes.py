@@ -216,6 +216,46 @@ def test_failure_takes_the_steps_behind_it_along_and_the_chain_goes_on(three_sta
 
 
 @pytest.mark.family_llama
+def test_steps_behind_one_that_broke_off_touch_no_memory_there(three_stages: ProcessChain) -> None:
+    """Stage 1 refuses the first step; the second, which it could run, begins behind rows that are missing."""
+    three_stages.launch(*two_rows((0, 1), (1, 0), (0, 1)))
+    plan, batch, now_ms = two_rows((0, 1), (0, 1), (0, 1))
+    other = tuple((replace(stage[0], seq_ids=(2, 2)),) for stage in batch.stages)
+    three_stages.launch(plan, replace(batch, stages=other), now_ms)
+    with pytest.raises(EngineFailure, match="stage 1"):
+        three_stages.collect()
+
+    (left,) = three_stages._order([None, {"do": "leftovers"}, None])
+    assert left["leftovers"] == []
+    assert three_stages.leftover_sequences() == [1, 2], "the stage before ran both"
+
+
+@pytest.mark.family_llama
+def test_stage_that_breaks_off_takes_what_the_one_before_still_sends() -> None:
+    """1,890 rows of hidden states are more than a connection holds: the stage before waits until they are
+    taken, longer than anybody may be silent.
+    """
+    settings = hand_settings(resolve_model("llama"), load_family("llama"), "halves", num_cells=2048)
+    rows, width = 1890, 63
+    calls = tuple(
+        Call((), tuple(range(at, at + width)), (1,) * width, (-1,) * width) for at in range(0, rows, width)
+    )
+    plan, batch, now_ms = two_rows((0, 1), (0, 1))
+    long = replace(batch, tokens=(5,) * rows, positions=tuple(range(rows)), samples=(), stages=(calls, calls))
+    chain = ProcessChain(settings, timeout_s=8.0)
+    try:
+        chain.fail_before_call = len(calls)
+        chain.launch(plan, long, now_ms)
+        with pytest.raises(EngineFailure, match=r"^stage 1 .*injected failure before its native call 0$"):
+            chain.collect()
+        chain.apply([[MemoryOp(OpKind.CLEAR)]] * 2)
+        chain.launch(plan, batch, now_ms)
+        assert chain.collect().chunks[0].token is not None
+    finally:
+        chain.close()
+
+
+@pytest.mark.family_llama
 def test_stage_that_cannot_be_loaded_is_bad_input_not_a_hang(tmp_path) -> None:
     settings = hand_settings(resolve_model("llama"), load_family("llama"), "halves")
     broken = tmp_path / "stage.gguf"
