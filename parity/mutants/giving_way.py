@@ -17,6 +17,7 @@ from scheduler.loop import Scheduler
 from scheduler.memory import Blocked, Memory
 from scheduler.policies.fcfs import Fcfs
 from scheduler.policies.vllm_priority import VllmPriority
+from scheduler.policy.base import Policy
 from scheduler.policy.plan import PlanBuilder
 from scheduler.policy.state import SchedulerState
 from scheduler.records import IterationPlan, Phase, SessionView
@@ -123,7 +124,27 @@ def newest_gives_way(original: Callable[..., Any], reach: Reach) -> Callable[...
     return choose_victim
 
 
+def newest_enters_first(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def waiting_order(self: Policy, state: SchedulerState) -> list[SessionView]:
+        waiting = list(original(self, state))
+        if len(waiting) > 1:
+            reach()
+        return waiting[::-1]
+
+    return waiting_order
+
+
 MUTANTS = (
+    Mutant(
+        name="head_of_the_queue_overtaken",
+        part="admission",
+        killers=(Killer.CONTRACT,),
+        plant=method_plant(Policy, "waiting_order", newest_enters_first),
+        fault="Under fcfs the newest waiting session enters first.",
+        trials=(
+            exact_trial(case_of("llama", tuple(session(170 + i, 4, 3) for i in range(3)), max_num_seqs=1)),
+        ),
+    ),
     Mutant(
         name="each_admitted_alone",
         part="admission",
