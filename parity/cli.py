@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from typing import Any
 
 import click
 
@@ -36,11 +37,11 @@ class CommandsFolder(click.Group):
             return None
         return importlib.import_module(f"parity.commands.{name.replace('-', '_')}").command
 
-    def make_context(self, *arguments, **options) -> click.Context:
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         with pipes_are_outputs():
             return super().make_context(*arguments, **options)
 
-    def invoke(self, ctx: click.Context):
+    def invoke(self, ctx: click.Context) -> Any:
         with pipes_are_outputs():
             return super().invoke(ctx)
 

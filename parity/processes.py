@@ -1,16 +1,15 @@
 """Containment: a worker process that runs one call after another and may die; a hang is ended after a bound.
 
-Nothing outlives its parent: every process of ours watches a connection that only its parent holds, and
-a program that is not ours asks the kernel for the same. Calls and answers are JSON lines; a call names
-a function ``module:function`` that takes and returns JSON-able data. Run as ``python -m
-parity.processes`` it is the worker itself.
+Nothing outlives its parent: every process of ours watches a connection that only its parent holds; a
+program that is not ours runs below one that does (``parity.systems.guard``). Calls and answers are JSON
+lines; a call names a function ``module:function`` that takes and returns JSON-able data. Run as
+``python -m parity.processes`` it is the worker itself.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import functools
 import importlib
 import json
@@ -87,37 +86,6 @@ def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-
-
-def bound_to_this_process(command: Sequence[str]) -> list[str]:
-    """The command line of a program that is not ours, so that the kernel ends it with this process.
-
-    The kernel takes the thread that starts it for the parent: start it from one that stays.
-    """
-    run = "from parity.processes import run_bound; run_bound()"
-    return [
-        sys.executable,
-        "-c",
-        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); {run}",
-        str(os.getpid()),
-        *command,
-    ]
-
-
-def run_bound() -> None:
-    """Become the program of the command line; where the kernel cannot bind it, it runs unbound."""
-    parent, *command = sys.argv[1:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(parent):
-            return  # it ended before the kernel was asked
-    try:
-        os.execvp(command[0], command)
-    except OSError as error:
-        sys.exit(f"{command[0]}: {error.strerror}")
 
 
 def pid_here(arguments: dict[str, Any]) -> int:

@@ -166,20 +166,28 @@ class Case:
         """Read what ``to_json`` wrote. Raises ``UsageError`` naming ``where`` and the key that is wrong."""
         try:
             data = load_json(text)
-            if not isinstance(data, dict) or data.pop("format", None) != CASE_FORMAT:
+        except ValueError as error:
+            raise _unreadable(error, where=where) from error
+        return Case.from_data(data, where=where)
+
+    @staticmethod
+    def from_data(data: Any, *, where: str = "case") -> Case:
+        """The case that such a text holds, from its data. Raises ``UsageError`` like ``from_json``."""
+        try:
+            if not isinstance(data, dict) or data.get("format") != CASE_FORMAT:
                 raise ValueError(f"not a case file of format {CASE_FORMAT}")
-            case = read_record(Case, data)
+            case = read_record(Case, {key: value for key, value in data.items() if key != "format"})
             case.step_limits()
             for index, session in enumerate(case.sessions):
                 session.to_request(index, arrival_ms=0.0)
             return case
         except ValueError as error:
-            raise UsageError(
-                "case cannot be read",
-                where=where,
-                why=str(error),
-                todo="write it with a failing run or `parity fuzz`",
-            ) from error
+            raise _unreadable(error, where=where) from error
+
+
+def _unreadable(error: ValueError, *, where: str) -> UsageError:
+    todo = "write it with a failing run or `parity fuzz`"
+    return UsageError("case cannot be read", where=where, why=str(error), todo=todo)
 
 
 def plain(items: list[tuple[str, Any]]) -> dict[str, Any]:

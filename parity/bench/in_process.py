@@ -10,8 +10,8 @@ from time import perf_counter
 
 import psutil
 
+from parity.bench.bench_run import BenchRun, RequestRecord
 from parity.bench.fairness import claims_of, served_requests
-from parity.bench.records import BenchRun, RequestRecord
 from parity.bench.replay import CallRecorder
 from parity.bench.workload import Job
 from parity.checkers.claims import Observed
@@ -22,7 +22,7 @@ from parity.telemetry import Totals
 from scheduler.loop import Flight
 from scheduler.pipeline import Pipeline
 from scheduler.policies.vtc import Vtc
-from scheduler.records import FinishReason, IterationResult, Request
+from scheduler.records import Completion, FinishReason, IterationResult, Request
 from scheduler.telemetry import StepRecord
 
 GAUGE_EVERY_STEPS = 8
@@ -185,7 +185,7 @@ class InProcessDriver:
                 live.times_s.append(now_s)
                 live.tokens.append(item.token)
 
-    def _finish(self, completion) -> Job | None:
+    def _finish(self, completion: Completion) -> Job | None:
         live = self._live.pop(completion.request_id)
         error = (
             "" if completion.reason is FinishReason.LENGTH else completion.error or completion.reason.value

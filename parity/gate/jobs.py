@@ -6,12 +6,13 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
 from parity.errors import UsageError
 from parity.gate.plan import GateJob
-from parity.gate.records import CheckKind, Counts, GateCheck, NoiseHistogram
+from parity.gate.result import CheckKind, Counts, GateCheck, NoiseHistogram
 from parity.golden.regenerate import find_changes
 from parity.mutants import all_mutants
 from parity.mutants.running import Status, judge_mutants, select_trials
@@ -43,7 +44,7 @@ def run_job(job: GateJob) -> GateCheck:
     return replace(check, seconds=round(monotonic() - started, 2))
 
 
-def _check(job: GateJob, verdict: Verdict, **evidence) -> GateCheck:
+def _check(job: GateJob, verdict: Verdict, **evidence: Any) -> GateCheck:
     return GateCheck(
         kind=job.kind,
         name=job.name,

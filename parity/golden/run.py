@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -188,7 +188,7 @@ def search_prompts_here(arguments: dict[str, Any]) -> dict[str, list[str]]:
     return {mode.value: _best_prompts(mode, plan, margin) for mode, plan in PLANS.items()}
 
 
-def _best_prompts(mode: GoldenMode, plan: ModePlan, margin) -> list[str]:
+def _best_prompts(mode: GoldenMode, plan: ModePlan, margin: Callable[[str], float]) -> list[str]:
     chosen: list[str] = []
     for index in range(plan.count):
         start = f"{chosen[0]}. " if plan.continues_first and chosen else ""

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from parity.mutants import cases
-from parity.mutants.records import Killer, Mutant, Reach
-from parity.mutants.seam import method_plant
+from parity.mutants.mutant import Killer, Reach, mutant
+from parity.mutants.seam import in_method
 from parity.mutants.trials import exact_trial
 from parity.records import Case, Fault, FaultKind
 from scheduler.loop import Scheduler
@@ -34,7 +34,20 @@ def overlapped(family: str, **settings: Any) -> Case:
     )
 
 
-def _newest_first(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+BROKEN_OFF = overlapped("llama", faults=(Fault(kind=FaultKind.DECODE_ERROR, step=9),))
+
+PLAYED = tuple(map(exact_trial, (overlapped("llama"), overlapped("qwen3next"))))
+
+
+@mutant(
+    in_method(Pipeline, "_complete_oldest"),
+    part="in flight",
+    killers=(Killer.CRASH,),
+    trials=PLAYED,
+)
+def result_applied_in_order_of_arrival(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """The newest of two steps in flight is ended first."""
+
     def complete(self: Pipeline, before_result: Callable[[], None]) -> Any:
         if len(self._flights) > 1 and self._flights[-1][0].plan.chunks:
             reach()
@@ -44,7 +57,15 @@ def _newest_first(original: Callable[..., Any], reach: Reach) -> Callable[..., A
     return complete
 
 
-def _planned_again(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(Scheduler, "_views_in_flight"),
+    part="in flight",
+    killers=(Killer.LEGALITY,),
+    trials=PLAYED,
+)
+def planned_while_in_flight(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A session whose row is on its way is planned again, before its token is known."""
+
     def views_in_flight(self: Scheduler) -> dict[str, SessionView]:
         views = original(self)
         if views:
@@ -54,7 +75,15 @@ def _planned_again(original: Callable[..., Any], reach: Reach) -> Callable[..., 
     return views_in_flight
 
 
-def _suspended_at_once(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(Scheduler, "_suspend_when_landed"),
+    part="in flight",
+    killers=(Killer.LEGALITY,),
+    trials=PLAYED,
+)
+def suspended_in_flight(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """The cells of a session in flight are given away before its step has returned."""
+
     def suspend(
         self: Scheduler, view: SessionView, now_ms: float, cause: PreemptionCause, **kept: int
     ) -> None:
@@ -65,7 +94,15 @@ def _suspended_at_once(original: Callable[..., Any], reach: Reach) -> Callable[.
     return suspend
 
 
-def _only_the_newest_is_looked_at(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(Scheduler, "_flight_of"),
+    part="in flight",
+    killers=(Killer.LEGALITY,),
+    trials=PLAYED,
+)
+def older_flights_overlooked(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """What is asked of a session in flight is put off only when it is in the newest step."""
+
     def flight_of(self: Scheduler, request_id: str) -> Any:
         found = original(self, request_id)
         if found is not None and found is not self._flights[-1]:
@@ -76,7 +113,15 @@ def _only_the_newest_is_looked_at(original: Callable[..., Any], reach: Reach) ->
     return flight_of
 
 
-def _others_live_on(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(Pipeline, "_fail"),
+    part="in flight",
+    killers=(Killer.CRASH,),
+    trials=(exact_trial(BROKEN_OFF),),
+)
+def failure_spares_the_steps_behind(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """When the engine breaks off, steps in flight behind the failed one are still waited for."""
+
     def fail(self: Pipeline, failure: Exception) -> Any:
         behind = list(self._flights)[1:]
         done = original(self, failure)
@@ -88,65 +133,3 @@ def _others_live_on(original: Callable[..., Any], reach: Reach) -> Callable[...,
         return done
 
     return fail
-
-
-BROKEN_OFF = overlapped("llama", faults=(Fault(kind=FaultKind.DECODE_ERROR, step=9),))
-
-
-def _mutant(
-    name: str, fault: str, owner: type, method: str, make: Any, *killers: Killer, case: Case | None = None
-) -> Mutant:
-    played = (case,) if case is not None else (overlapped("llama"), overlapped("qwen3next"))
-    return Mutant(
-        name=name,
-        part="in flight",
-        killers=killers,
-        plant=method_plant(owner, method, make),
-        fault=fault,
-        trials=tuple(map(exact_trial, played)),
-    )
-
-
-MUTANTS = (
-    _mutant(
-        "result_applied_in_order_of_arrival",
-        "The newest of two steps in flight is ended first.",
-        Pipeline,
-        "_complete_oldest",
-        _newest_first,
-        Killer.CRASH,
-    ),
-    _mutant(
-        "planned_while_in_flight",
-        "A session whose row is on its way is planned again, before its token is known.",
-        Scheduler,
-        "_views_in_flight",
-        _planned_again,
-        Killer.LEGALITY,
-    ),
-    _mutant(
-        "suspended_in_flight",
-        "The cells of a session in flight are given away before its step has returned.",
-        Scheduler,
-        "_suspend_when_landed",
-        _suspended_at_once,
-        Killer.LEGALITY,
-    ),
-    _mutant(
-        "older_flights_overlooked",
-        "What is asked of a session in flight is put off only when it is in the newest step.",
-        Scheduler,
-        "_flight_of",
-        _only_the_newest_is_looked_at,
-        Killer.LEGALITY,
-    ),
-    _mutant(
-        "failure_spares_the_steps_behind",
-        "When the engine breaks off, steps in flight behind the failed one are still waited for.",
-        Pipeline,
-        "_fail",
-        _others_live_on,
-        Killer.CRASH,
-        case=BROKEN_OFF,
-    ),
-)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import jinja2
 
-from parity.gate.records import CheckKind, GateCheck, GateResult
+from parity.gate.result import CheckKind, GateCheck, GateResult
 from parity.records import Tier, Verdict
 from parity.report.history import History
 from parity.report.timeline import (

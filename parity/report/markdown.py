@@ -4,7 +4,7 @@ table, then every failure in full.
 
 from __future__ import annotations
 
-from parity.gate.records import CheckKind, GateCheck, GateResult
+from parity.gate.result import CheckKind, GateCheck, GateResult
 from parity.records import Verdict
 from scheduler.limits import Layout
 

@@ -9,7 +9,7 @@ from html import escape
 
 import jinja2
 
-from parity.gate.records import NoiseHistogram
+from parity.gate.result import NoiseHistogram
 from parity.report.history import Gauge, History, TraceView
 from parity.suites.truth import Distance
 

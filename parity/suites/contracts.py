@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
 from parity.checkers.claims import PREMISES, BoundClaim, claim_vtc_bound
 from parity.checkers.outcomes import ledger_of, served_sessions
@@ -115,7 +116,7 @@ def one_session_has_the_lane() -> Iterator[str]:
     yield from differs("sessions by step", sizes, [1] * 13)
 
 
-def astuple_of(slots) -> tuple[int, int, int]:
+def astuple_of(slots: Any) -> tuple[int, int, int]:
     return slots.iterations, slots.useful, slots.available
 
 

@@ -10,7 +10,7 @@ from parity.campaign.hunt import Hunt, draw_case, judge_hunted, run_hunt
 from parity.checkers.marks import POLICY_MATTERED
 from parity.errors import UsageError
 from parity.mutants import find_mutant
-from parity.mutants.records import Reach
+from parity.mutants.mutant import Reach
 from parity.records import Outcome, Verdict
 from scheduler.policies import policy_names
 

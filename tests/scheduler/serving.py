@@ -101,10 +101,10 @@ class Serving:
         self.now_ms += 10.0
         self.collect()
 
-    def launch(self):
+    def launch(self) -> Any:
         return self.scheduler.begin(self.now_ms)
 
-    def commit(self, flight) -> StepRecord:
+    def commit(self, flight: Any) -> StepRecord:
         result = self.engine.execute(flight.plan, flight.batch, self.now_ms) if flight.plan.chunks else None
         record = self.scheduler.finish(result, self.now_ms)
         self._note(record)
@@ -127,7 +127,7 @@ class Serving:
         assert [pool.num_used() for pool in self.engine.pools] == [0] * len(self.engine.pools)
         return self.ends
 
-    def view(self, name: str):
+    def view(self, name: str) -> Any:
         return self.scheduler.table.views[name]
 
     def solo(self, name: str) -> tuple[int, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from scheduler.records import FinishReason, IllegalTransition, IntentKind, Polic
 from tests.scheduler.serving import OPTIMISTIC, Serving, request
 
 
-def broken(*arguments, **named):
+def broken(*arguments: Any, **named: Any) -> None:
     raise ZeroDivisionError("by hand")
 
 
@@ -77,7 +79,7 @@ def test_abandon_ends_everybody_with_an_error_and_the_next_request_is_served() -
     ],
     ids=["no result", "a chunk less", "forged epoch"],
 )
-def test_a_result_that_is_refused_leaves_the_step_in_flight_to_be_failed(forge) -> None:
+def test_a_result_that_is_refused_leaves_the_step_in_flight_to_be_failed(forge: Callable[..., Any]) -> None:
     serving = serving_of_three()
     serving.step()
     flight = serving.launch()
@@ -93,10 +95,10 @@ def test_a_result_that_is_refused_leaves_the_step_in_flight_to_be_failed(forge) 
 class Answering:
     """A seam that answers ``times`` questions, raises once, and answers again."""
 
-    def __init__(self, original, times: int) -> None:
+    def __init__(self, original: Callable[..., Any], times: int) -> None:
         self.original, self.left = original, times
 
-    def __call__(self, *arguments, **named):
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         self.left -= 1
         if self.left == -1:
             raise ZeroDivisionError("by hand")

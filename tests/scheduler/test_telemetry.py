@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from parity.commands.telemetry import command as telemetry
@@ -140,7 +141,7 @@ def test_every_entry_has_an_estimate_a_wish_and_the_answer_of_the_memory() -> No
     assert reservation_error(intents["a"].rows, 4 + 3 - 1) == 0
 
 
-def test_service_of_departed_clients_is_not_kept_for_ever(monkeypatch) -> None:
+def test_service_of_departed_clients_is_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MAX_DEPARTED_CLIENTS", 2)
     serving = Serving(cells=30, prefix_cache=False)
     serving.submit(request("long", 3, 20, client_id="stays"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scheduler.limits import Layout
@@ -15,7 +17,9 @@ def preemptions(serving: Serving) -> list[Preemption]:
     return [item for flight, _ in serving.trace for item in flight.preemptions]
 
 
-def crowded(policy: str, layout: Layout, *, priorities: tuple[int, ...] = (0, 0, 0), **options) -> Serving:
+def crowded(
+    policy: str, layout: Layout, *, priorities: tuple[int, ...] = (0, 0, 0), **options: Any
+) -> Serving:
     """Three sessions of 3 rows each run one after the other; 10 cells, so in the second decode step only
     the first finds one (3 * 3 + 1).
     """

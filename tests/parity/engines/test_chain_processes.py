@@ -9,6 +9,8 @@ import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,7 +42,7 @@ from scheduler.records import (
 HANG_S = 3.0  # a step takes milliseconds, so that only a stopped stage is late, however busy the machine is
 
 
-def crowd(family: str, place: int, *faults: Fault):
+def crowd(family: str, place: int, *faults: Fault) -> Any:
     case = crowd_case(family, pinned_splits(family)[place], 0, sessions=10)
     return replace(case, faults=faults or case.faults)
 
@@ -98,7 +100,7 @@ def test_killed_stage_is_a_crash_that_names_it_and_the_next_case_runs(runner: Ru
     engine = runner.engine(case, known_model(case.model), load_family("llama"), ROW)
     launch, steps = engine.launch, 0
 
-    def kill_and_launch(*arguments) -> None:
+    def kill_and_launch(*arguments: Any) -> None:
         nonlocal steps
         steps += 1
         if steps == 6:
@@ -134,7 +136,7 @@ def test_hanging_stage_is_named_and_ended(three_stages: ProcessChain, stage: int
     steps = 0
     execute = three_stages.execute
 
-    def stop_before_the_third_step(*arguments) -> IterationResult:
+    def stop_before_the_third_step(*arguments: Any) -> IterationResult:
         nonlocal steps
         steps += 1
         if steps == 3:  # between steps: one that had begun would wait for its own, longer bound
@@ -256,7 +258,7 @@ def test_stage_that_breaks_off_takes_what_the_one_before_still_sends() -> None:
 
 
 @pytest.mark.family_llama
-def test_stage_that_cannot_be_loaded_is_bad_input_not_a_hang(tmp_path) -> None:
+def test_stage_that_cannot_be_loaded_is_bad_input_not_a_hang(tmp_path: Path) -> None:
     settings = hand_settings(resolve_model("llama"), load_family("llama"), "halves")
     broken = tmp_path / "stage.gguf"
     broken.write_bytes(b"GGUF" + bytes(60))

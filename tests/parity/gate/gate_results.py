@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parity.gate.records import CheckKind, Counts, GateCheck, GateOptions, GateResult, NoiseHistogram
+from parity.gate.result import CheckKind, Counts, GateCheck, GateOptions, GateResult, NoiseHistogram
 from parity.records import Divergence, Provenance, Tier, Verdict
 from parity.suites.truth import Distance
 

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ GOLDEN = Golden(
 )
 
 
-def with_session(golden: Golden, **changes) -> Golden:
+def with_session(golden: Golden, **changes: Any) -> Golden:
     """``golden`` with its second session changed."""
     return replace(golden, sessions=(golden.sessions[0], replace(golden.sessions[1], **changes)))
 
@@ -113,7 +113,7 @@ LIST = re.compile(r"\[\s+([^\[\]{}]*?)\s+\]")
         lambda text: text.replace('"margin": 0.4375', '"margin": 0.43750000001'),
     ],
 )
-def test_other_form_of_the_same_golden_is_refused(edit) -> None:
+def test_other_form_of_the_same_golden_is_refused(edit: Callable[..., Any]) -> None:
     edited = edit(GOLDEN.to_text())
     assert edited != GOLDEN.to_text()
     with pytest.raises(UsageError, match="golden cannot be read"):

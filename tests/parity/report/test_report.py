@@ -12,6 +12,7 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
+from parity.gate.result import GateCheck
 from parity.records import Verdict
 from parity.report.annotations import annotations_of, escape_property
 from parity.report.data import check_against_schema, result_to_data, result_to_json
@@ -161,7 +162,7 @@ class References(HTMLParser):
                 self.found.append(f"{tag} {name}")
 
 
-def page(*more, histories=(HISTORY,)) -> str:
+def page(*more: GateCheck, histories: tuple[History, ...] = (HISTORY,)) -> str:
     return result_to_html(gate_result(*more), list(histories))
 
 

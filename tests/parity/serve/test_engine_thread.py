@@ -6,6 +6,7 @@ import queue
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ WAIT_S = 60
 class Threaded:
     """An engine's thread over the exact engine, whose first step runs ``during`` and then breaks."""
 
-    def __init__(self, during) -> None:
+    def __init__(self, during: Any) -> None:
         serving = Serving()
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         served = SimpleNamespace(
@@ -42,7 +43,7 @@ class Threaded:
         return {event.request_id: event for event in (self.events.get(timeout=WAIT_S) for _ in range(count))}
 
 
-def test_request_sent_while_the_engine_dies_is_answered():
+def test_request_sent_while_the_engine_dies_is_answered() -> None:
     def send_more(thread: EngineThread) -> None:
         thread.send(Submit(request("second", 4)))
         thread.send(Cancel("first"))
@@ -60,7 +61,7 @@ def test_request_sent_while_the_engine_dies_is_answered():
     assert threaded.thread.join(WAIT_S)
 
 
-def test_engine_that_dies_while_it_drains_ends_its_thread():
+def test_engine_that_dies_while_it_drains_ends_its_thread() -> None:
     threaded = Threaded(lambda thread: None)
     threaded.thread.send(Submit(request("first", 4)))
     threaded.thread.send(Stop())
@@ -69,7 +70,7 @@ def test_engine_that_dies_while_it_drains_ends_its_thread():
     assert threaded.thread.join(WAIT_S)
 
 
-def test_request_that_breaks_the_scheduler_itself_is_answered():
+def test_request_that_breaks_the_scheduler_itself_is_answered() -> None:
     threaded = Threaded(lambda thread: None)
     threaded.thread.send(Submit(SimpleNamespace(request_id="odd")))
     threaded.thread.start()
@@ -92,7 +93,7 @@ class Served:
         )
         self.thread = EngineThread(served, lambda events: [self.events.put(event) for event in events])
 
-    def _make_scheduler(self, observer):
+    def _make_scheduler(self, observer: Any) -> Any:
         self.serving.scheduler.observer = observer
         return self.serving.scheduler
 
@@ -113,11 +114,11 @@ class Served:
         return [self.events.get_nowait() for _ in range(self.events.qsize())]
 
 
-def test_cancelled_session_ends_in_the_scheduler_and_has_no_token_after_the_cancel():
+def test_cancelled_session_ends_in_the_scheduler_and_has_no_token_after_the_cancel() -> None:
     served = Served()
     execute, calls = served.serving.engine.execute, []
 
-    def cancel_in_flight(plan, batch, now_ms):
+    def cancel_in_flight(plan: Any, batch: Any, now_ms: Any) -> Any:
         calls.append(plan)
         if len(calls) == 3:
             served.thread.send(Cancel("first"))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -56,7 +57,7 @@ def differing(case: Case, *, in_bytes: bool = True) -> Outcome:
     )
 
 
-def suite(run: Run, folder: Path, *, layout: Layout = Layout.UNIFIED, **settings) -> SuiteResult:
+def suite(run: Run, folder: Path, *, layout: Layout = Layout.UNIFIED, **settings: Any) -> SuiteResult:
     settings = {"min_sessions": 10, "marks": MARKS, **settings}
     return run_suite("llama", layout, run=run, failures=folder, **settings)
 
