@@ -11,7 +11,7 @@ from parity.errors import UsageError
 from parity.models.families import load_families
 from parity.run.under_test import Brought
 
-ON_DEMAND = ("quantised", "nightly")
+ON_DEMAND = ("quantised", "nightly", "transformers")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, fields
 
-from scheduler.records import Preemption, PreemptionMode, PreemptionReason
+from scheduler.records import Preemption, PreemptionMode
 
 
 @dataclass(slots=True)
@@ -92,7 +92,6 @@ class StepRecord(StepGauges):
 
 GAUGES = tuple(gauge.name for gauge in fields(StepGauges))
 COUNTERS = tuple(item.name for item in fields(StepRecord) if item.name not in (*GAUGES, "preemptions"))
-PREEMPTED = tuple(f"preempted_{reason.value}" for reason in PreemptionReason)
 
 
 def _brief(item: Preemption) -> dict[str, str | int | None]:

@@ -154,8 +154,10 @@ def draw_faults(source: random.Random, count: int) -> tuple[Fault, ...]:
     )
 
 
-def judge_hunted(case: Case) -> tuple[Outcome, Counter]:
-    """Run a case once on the exact engine and check ends, identity, conservation, liveness and contracts."""
+def judge_hunted(case: Case, *, ask_policy: bool = True) -> tuple[Outcome, Counter]:
+    """Run a case once on the exact engine and check ends, identity, conservation, liveness and contracts;
+    with ``ask_policy`` also whether its policy mattered, which takes another run.
+    """
     marks: Counter[str] = Counter(dict.fromkeys(MARKS, 0))
     try:
         played = replay(case)
@@ -168,8 +170,8 @@ def judge_hunted(case: Case) -> tuple[Outcome, Counter]:
     marks["rebuilt_lower"] = sum(record.rebuilt_lower for record in run.records)
     marks["escalated"] = sum(record.escalations for record in run.records)
     marks["cut_shares"] = played.scheduler.memory.cut_shares
-    if outcome.verdict is Verdict.PASS:
-        marks[POLICY_MATTERED] = policy_mattered(case)
+    if ask_policy and outcome.verdict is Verdict.PASS:
+        marks[POLICY_MATTERED] = policy_mattered(case, played)
     return outcome, marks
 
 
@@ -181,6 +183,10 @@ class Hunt:
     marks: dict[str, Counter] = field(default_factory=dict)
     kinds: Counter = field(default_factory=Counter)  # cases by family and layout
     failures: list[Outcome] = field(default_factory=list)
+
+    def has_mattered(self, policy: str) -> bool:
+        """Whether a policy once decided otherwise than fcfs, which is asked only until it did."""
+        return policy in self.marks and self.marks[policy][POLICY_MATTERED] > 0
 
     def missing(self) -> list[str]:
         """Policies that never once decided otherwise than fcfs: their suites would prove nothing of them."""
@@ -216,7 +222,8 @@ def run_hunt(
             )
     hunt = Hunt()
     for number in numbers:
-        hunt.add(*judge_hunted(draw_case(number, policies or policy_names())))
+        case = draw_case(number, policies or policy_names())
+        hunt.add(*judge_hunted(case, ask_policy=not hunt.has_mattered(case.policy)))
         report(hunt)
         if len(hunt.failures) >= most_failures:
             break

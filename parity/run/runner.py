@@ -502,10 +502,11 @@ def replay(case: Case, policy: Policy | None = None, make: Callable[[Case], Poli
 BASELINE = "fcfs"
 
 
-def policy_mattered(case: Case) -> bool:
+def policy_mattered(case: Case, played: Replay | None = None) -> bool:
     """Whether the policy of a case, with the case's options, plans it otherwise than fcfs with the same
-    reservation and overload, on the exact engine, where both are given the same tokens.
+    reservation and overload, on the exact engine, where both are given the same tokens. ``played``: the
+    case's replay, if there is one.
     """
     seams = tuple(item for item in case.policy_options if item[0] in option_types(BASELINE))
     plain = replace(case, policy=BASELINE, policy_options=seams)
-    return case.policy != BASELINE and replay(case).schedule != replay(plain).schedule
+    return case.policy != BASELINE and (played or replay(case)).schedule != replay(plain).schedule

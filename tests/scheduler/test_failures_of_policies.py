@@ -129,7 +129,8 @@ def test_wherever_in_a_step_a_policy_raises_the_books_stay_whole(seam: str) -> N
 
 def test_a_plan_for_one_session_alone_can_be_made_while_another_one_is_in_flight() -> None:
     """On the last rung of the escalation somebody may still be running: what is in flight leaves later."""
-    serving = serving_of_three()
+    serving = Serving(cells=30, prefix_cache=False)
+    serving.submit(*[request(name, 3, 6) for name in "abc"])
     serving.step()
     serving.scheduler.preempt("c", 0.0)
     state = serving.scheduler.state(0.0)
