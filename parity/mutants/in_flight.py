@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from parity.engines.in_flight import StagesInTurn
 from parity.mutants import cases
 from parity.mutants.records import Killer, Mutant, Reach
 from parity.mutants.seam import method_plant
@@ -13,7 +14,7 @@ from parity.mutants.trials import exact_trial
 from parity.records import Case, Fault, FaultKind
 from scheduler.loop import Scheduler
 from scheduler.pipeline import Pipeline
-from scheduler.records import PreemptionCause, SessionView
+from scheduler.records import IterationResult, PreemptionCause, SessionView
 
 
 def overlapped(family: str, **settings: Any) -> Case:
@@ -42,6 +43,29 @@ def _newest_first(original: Callable[..., Any], reach: Reach) -> Callable[..., A
         return original(self, before_result)
 
     return complete
+
+
+def _newest_given_first(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def collect(self: StagesInTurn) -> IterationResult:
+        if len(self._in_flight) > 1:
+            reach()
+            self._in_flight.rotate(1)
+        return original(self)
+
+    return collect
+
+
+def _given_twice(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    given: dict[int, IterationResult] = {}
+
+    def collect(self: StagesInTurn) -> IterationResult:
+        if id(self) in given:
+            reach()
+            return given.pop(id(self))
+        given[id(self)] = original(self)
+        return given[id(self)]
+
+    return collect
 
 
 def _planned_again(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
@@ -114,7 +138,23 @@ MUTANTS = (
         Pipeline,
         "_complete_oldest",
         _newest_first,
-        Killer.CRASH,
+        Killer.LEGALITY,
+    ),
+    _mutant(
+        "newest_result_given_first",
+        "The engine gives the result of the newest of two steps in flight first.",
+        StagesInTurn,
+        "collect",
+        _newest_given_first,
+        Killer.LEGALITY,
+    ),
+    _mutant(
+        "result_given_twice",
+        "The engine gives a result again when the next one is asked for.",
+        StagesInTurn,
+        "collect",
+        _given_twice,
+        Killer.LEGALITY,
     ),
     _mutant(
         "planned_while_in_flight",
@@ -146,7 +186,7 @@ MUTANTS = (
         Pipeline,
         "_fail",
         _others_live_on,
-        Killer.CRASH,
+        Killer.LEGALITY,
         case=BROKEN_OFF,
     ),
 )
