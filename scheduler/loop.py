@@ -439,7 +439,9 @@ class Scheduler:
         entered = {intent.request_id: None for intent in fitted.intents if intent.kind in ENTRIES}
         answers = []
         for intent in whole.intents:
-            wish = intent.estimate and request_allocation(intent.estimate, epoch=self._decision)
+            if intent.estimate is None:
+                continue
+            wish = request_allocation(intent.estimate, epoch=self._decision)
             if wish is not None:
                 answer = Allocation.GRANTED if intent.request_id in entered else Allocation.UNAVAILABLE
                 answers.append(AllocationResult(wish, answer))

@@ -1,7 +1,8 @@
 """The reference beside Hugging Face transformers, both in float64: so that it is not its own judge.
 
-Run by ``pytest -m transformers``, which the nightly workflow does, and fails where ``torch`` (its CPU wheel is
-enough) and ``transformers`` are not installed. Neither is in the lock: for Linux it would lock gigabytes of CUDA.
+Run by ``pytest -m transformers``, which the nightly workflow does, and fails where ``torch`` (its CPU wheel
+is enough) and ``transformers`` are not installed. Neither is in the lock: for Linux it would lock gigabytes
+of CUDA.
 """
 
 from __future__ import annotations
