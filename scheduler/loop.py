@@ -249,8 +249,15 @@ class Scheduler:
         self._preemptions, self._allocations = [], ()
         self.memory.counts(self._record)  # when rows are placed the pool is fullest
         self._flights.append(flight)
+        self._count_bubbles(flight.record)
         self._record = self._flights[0].record
         return flight
+
+    def _count_bubbles(self, record: StepRecord) -> None:
+        """At a launch: how many places for steps in flight there are, and how many of them hold no rows."""
+        record.steps_in_flight = sum(bool(flight.plan.chunks) for flight in self._flights)
+        record.pipeline_places = self.steps.steps_in_flight
+        record.pipeline_bubbles = record.pipeline_places - record.steps_in_flight
 
     def _prepare(self, now_ms: float) -> records.IterationPlan:
         """The plan as it will run: made, its wishes granted, its rows placed, its entries carried out."""
