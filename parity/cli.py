@@ -13,12 +13,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
 import parity.commands
 from parity.errors import ExitCode, OutputError, UsageError
 from parity.outputs import OUTPUT_ERRNOS
+from parity.store import PROJECT_VARIABLE
 
 
 class CommandsFolder(click.Group):
@@ -61,8 +63,15 @@ def pipes_are_outputs() -> Iterator[None]:
 @click.command(
     cls=CommandsFolder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
-def commands() -> None:
+@click.option(
+    "--project",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder whose manifests/, splits/ and golden/ add to ours or replace them; the current one by default.",
+)
+def commands(project: Path | None) -> None:
     """samebytes: same identity, same bytes. Parity tests for concurrent LLM serving."""
+    if project is not None:
+        os.environ[PROJECT_VARIABLE] = str(project.resolve())  # worker processes inherit it
 
 
 def main(arguments: list[str] | None = None) -> None:
