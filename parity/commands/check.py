@@ -89,6 +89,7 @@ def command(
     tier: str | None,
     scheduler: str | None,
     engine: str | None,
+    scheduler_command: str | None,
     seed: int | None,
     jobs: int,
     json_path: Path | None,
@@ -109,7 +110,7 @@ def command(
     if tier is not None and tier not in [known.value for known in Tier]:
         raise UsageError(f"--tier {tier} without --endpoint", why="our own engine is exact")
     chosen = choose_families(families, model)
-    brought = Brought(scheduler=scheduler, engine=engine)
+    brought = Brought(scheduler=scheduler, engine=engine, scheduler_command=scheduler_command)
     suites = [(name, layout) for name in chosen for layout in choose_layouts(layouts, brought)]
     console = Console(stderr=True)
     click.echo(provenance_line(seed))
@@ -139,6 +140,7 @@ def command(
 
 
 OURS_ALONE = ("families", "layouts", "policy", "policy_options", "sessions", "scheduler", "engine", "jobs")
+OURS_ALONE += ("scheduler_command",)
 
 
 def refuse_others_options(context: click.Context, *, of_endpoint: bool) -> None:
