@@ -13,6 +13,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,6 +21,7 @@ import click
 import parity.commands
 from parity.errors import ExitCode, OutputError, UsageError
 from parity.outputs import OUTPUT_ERRNOS
+from parity.store import PROJECT_VARIABLE
 
 
 class CommandsFolder(click.Group):
@@ -62,8 +64,15 @@ def pipes_are_outputs() -> Iterator[None]:
 @click.command(
     cls=CommandsFolder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
-def commands() -> None:
+@click.option(
+    "--project",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder whose manifests/, splits/ and golden/ add to ours or replace them. Default: the current one.",
+)
+def commands(project: Path | None) -> None:
     """samebytes: same identity, same bytes. Parity tests for concurrent LLM serving."""
+    if project is not None:
+        os.environ[PROJECT_VARIABLE] = str(project.resolve())  # worker processes inherit it
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -5,13 +5,22 @@ Thin hooks; what they do lives in the modules that they call.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from parity.errors import UsageError
 from parity.models.families import load_families
 from parity.run.under_test import Brought
+from parity.store import REPOSITORY, SHIPPED
 
-ON_DEMAND = ("quantised", "nightly", "transformers")
+ON_DEMAND = {
+    "quantised": "runs models quantised by llama.cpp itself (slower)",
+    "nightly": "too slow for the default suite, or needs downloaded models",
+    "transformers": "the reference beside Hugging Face transformers; needs torch and transformers, which no "
+    "lock has",
+}
+SUITES = "samebytes.suites"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,7 +41,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     try:
-        brought_by(config).why_no_bits()
+        if brought_by(config).options:
+            brought_by(config).why_no_bits()
+        for name, said in ON_DEMAND.items():
+            config.addinivalue_line("markers", f"{name}: {said}")
         for family in load_families().values():
             config.addinivalue_line(
                 "markers", f"{family.marker}: tests of the {family.name} family ({family.kv_class.value})"
@@ -54,11 +66,15 @@ def brought(pytestconfig: pytest.Config) -> Brought:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the slow suites out unless ``-m`` names them. Runs last: syrupy must
-    see the items that are left out.
+    """Leave our slow suites out unless ``-m`` names them; the user's own tests are the user's. Runs last:
+    syrupy must see the items that are left out.
     """
     left_out = [mark for mark in ON_DEMAND if mark not in (config.option.markexpr or "")]
-    dropped = [item for item in items if any(item.get_closest_marker(mark) for mark in left_out)]
+    dropped = [
+        item
+        for item in items
+        if is_ours(item.path) and any(item.get_closest_marker(mark) for mark in left_out)
+    ]
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = [item for item in items if item not in dropped]
@@ -67,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_report_header(config: pytest.Config) -> list[str]:
     from parity.run.profiles import provenance_line
 
-    if hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput") or not is_about_us(config):
         return []
     try:
         return [
@@ -79,6 +95,18 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         ]
     except UsageError as error:
         return [f"samebytes: {error.line}"]
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a test file is one of the project's own, in the checkout or in the wheel."""
+    return path.is_relative_to(REPOSITORY if SHIPPED == REPOSITORY else SHIPPED)
+
+
+def is_about_us(config: pytest.Config) -> bool:
+    """Whether a run is of our suites: a stranger's test run is told nothing."""
+    named = any(str(argument).startswith(SUITES) for argument in config.args)
+    own = SHIPPED == REPOSITORY and config.rootpath.resolve() == REPOSITORY
+    return named or own or bool(brought_by(config).options) or any(is_ours(Path(a)) for a in config.args)
 
 
 def family_params(*names: str) -> list:

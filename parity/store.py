@@ -11,6 +11,29 @@ from pathlib import Path
 from parity.errors import UsageError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+"""Where the packages lie: the checkout, or the site-packages that the wheel was installed into."""
+
+INSTALLED = REPOSITORY / "samebytes"
+SHIPPED = INSTALLED if (INSTALLED / "manifests").is_dir() else REPOSITORY
+"""Where ``manifests/``, ``splits/``, ``golden/`` and ``requirements/`` of the project itself lie."""
+
+PROJECT_VARIABLE = "SAMEBYTES_PROJECT"
+
+
+def project_dir() -> Path:
+    """The caller's own project: ``SAMEBYTES_PROJECT``, else the current folder."""
+    return Path(os.environ.get(PROJECT_VARIABLE) or Path.cwd())
+
+
+def own_folder(name: str) -> Path | None:
+    """The folder ``name`` of the caller's own project; None where it has none or where it is ours."""
+    folder = project_dir() / name
+    return folder if folder.is_dir() and folder.resolve() != (SHIPPED / name).resolve() else None
+
+
+def is_named_project() -> bool:
+    """Whether the caller said which project is meant: then everything in its folders is for us."""
+    return bool(os.environ.get(PROJECT_VARIABLE))
 
 
 def cache_dir(*parts: str) -> Path:

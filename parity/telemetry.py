@@ -109,6 +109,11 @@ class Totals:
         for name, old in self.values.items():
             self.values[name] = max(old, step[name]) if name in GAUGES else old + step[name]
 
+    @property
+    def bubble_share(self) -> float:
+        """The part of the places for steps in flight that were empty when steps were launched."""
+        return self.values["pipeline_bubbles"] / max(self.values["pipeline_places"], 1)
+
     def as_dict(self) -> dict[str, float]:
         return {"steps": self.steps, **self.values}
 

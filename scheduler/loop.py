@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -78,6 +78,7 @@ class Scheduler:
         policy.check_limits(steps, max_session_tokens=self.memory.max_session_rows + 1)
         self.table = SessionTable()
         self.policy_memory = policy.start()
+        self._policy_asked = _PolicyAsked(self._failure_of_policy)
         self._decision = 0
         self._now_ms = 0.0
         self._progress = Progress(steps.max_idle_steps)
@@ -99,7 +100,7 @@ class Scheduler:
     def submit(self, request: records.Request, now_ms: float) -> Refusal | None:
         """Accept a request (None) or refuse it, typed.
 
-        Raises ``IllegalTransition`` for an id that is in use.
+        Raises ``IllegalTransition`` for an id that is in use, ``PolicyFailure`` when the policy does.
         """
         refusal = self._refusal(request, now_ms)
         if refusal is None:
@@ -114,7 +115,8 @@ class Scheduler:
             return Refusal(name, why, False, rows, most)
         if len(self.table.waiting) >= self.steps.max_waiting:
             return Refusal(name, f"queue is full with {self.steps.max_waiting} requests", True, 1)
-        return self.policy.refuse(self.state(now_ms), request)
+        with self._policy_asked:
+            return self.policy.refuse(self.state(now_ms), request)
 
     def cancel(self, request_id: str, now_ms: float) -> bool:
         """End a session in whatever state it is; False if it is not live.
@@ -247,8 +249,15 @@ class Scheduler:
         self._preemptions, self._allocations = [], ()
         self.memory.counts(self._record)  # when rows are placed the pool is fullest
         self._flights.append(flight)
+        self._count_bubbles(flight.record)
         self._record = self._flights[0].record
         return flight
+
+    def _count_bubbles(self, record: StepRecord) -> None:
+        """At a launch: how many places for steps in flight there are, and how many of them hold no rows."""
+        record.steps_in_flight = sum(bool(flight.plan.chunks) for flight in self._flights)
+        record.pipeline_places = self.steps.steps_in_flight
+        record.pipeline_bubbles = record.pipeline_places - record.steps_in_flight
 
     def _prepare(self, now_ms: float) -> records.IterationPlan:
         """The plan as it will run: made, its wishes granted, its rows placed, its entries carried out."""
@@ -271,7 +280,7 @@ class Scheduler:
 
     def _plan(self, now_ms: float) -> records.IterationPlan:
         """The policy's plan, or on the last rung of the escalation that of one session alone; validated."""
-        with self._policy_asked():
+        with self._policy_asked:
             state = self.state(now_ms)
             alone = None if self._alone is None else state.views[self._alone]
             plan = (
@@ -319,7 +328,7 @@ class Scheduler:
         """
         requester = self.table.views[blocked.request_id]
         too_high = blocked.available >= blocked.rows
-        with self._policy_asked():
+        with self._policy_asked:
             state = self.state(now_ms)
             victim = blocked.request_id if too_high else self.policy.choose_victim(state, requester)
             names = tuple(state.running)
@@ -346,7 +355,7 @@ class Scheduler:
         """Rows that are kept free for every running session: the policy's forecast, at least what
         it needs to get one row further.
         """
-        with self._policy_asked():
+        with self._policy_asked:
             state = self.state(self._now_ms)
             views = map(state.views.__getitem__, self.table.running)
             return {view.request_id: self._reserved(state, view) for view in views}
@@ -377,7 +386,7 @@ class Scheduler:
         others beyond what they share.
         """
         rows, state = self._rows_to_come(), self.state(self._now_ms)
-        with self._policy_asked():
+        with self._policy_asked:
             for chunk in plan.chunks:
                 if chunk.request_id not in rows:
                     view = state.views[chunk.request_id]
@@ -429,6 +438,8 @@ class Scheduler:
         self, whole: records.IterationPlan, fitted: records.IterationPlan
     ) -> tuple[AllocationResult, ...]:
         """What the memory said to each wish to enter: the epoch of its facts is the step."""
+        if not whole.intents:
+            return ()
         entered = {intent.request_id: None for intent in fitted.intents if intent.kind in ENTRIES}
         answers = []
         for intent in whole.intents:
@@ -611,7 +622,7 @@ class Scheduler:
             raise NoProgress(f"{progress.max_idle_steps} steps without progress, alone too: {oldest}")
 
     def _can_run(self, view: SessionView) -> bool:
-        with self._policy_asked():
+        with self._policy_asked:
             return self.policy.can_run(self.state(self._now_ms), view)
 
     def _run_alone(self, now_ms: float) -> None:
@@ -752,15 +763,23 @@ class Scheduler:
         failure.__cause__ = error
         return failure
 
-    @contextlib.contextmanager
-    def _policy_asked(self) -> Iterator[None]:
-        """Whatever a policy raises becomes a ``PolicyFailure``."""
-        try:
-            yield
-        except SchedulerFailure:
-            raise
-        except Exception as error:
-            raise self._failure_of_policy(error) from error
+
+class _PolicyAsked:
+    """Whatever a policy raises in this context becomes a ``PolicyFailure``. It has no state: one serves every
+    step, and contexts within contexts.
+    """
+
+    __slots__ = ("_failure_of",)
+
+    def __init__(self, failure_of: Callable[[Exception], PolicyFailure]) -> None:
+        self._failure_of = failure_of
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, SchedulerFailure):
+            raise self._failure_of(error) from error
 
 
 def _rows_after(plan: records.IterationPlan, before: dict[str, int]) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from scheduler.engine import Engine, EngineFailure, OverlappingEngine
 from scheduler.flight import Flight
+from scheduler.legality import require
 from scheduler.records import IterationResult
 from scheduler.telemetry import StepRecord
 
@@ -96,6 +97,9 @@ class Pipeline:
             return self._fail(failure)
         except Exception as error:
             raise self._broken(error) from error
+        if result is not None:
+            expected = flight.plan.decision_id
+            require(result.decision_id == expected, f"result of another decision than {expected}", result)
         before_result()
         self._flights.popleft()
         launched_ms = self._launched_ms.popleft()

@@ -23,6 +23,7 @@ class StepGauges:
     cells_retired: int = 0
     ids_retired: int = 0
     slots_used: int = 0
+    steps_in_flight: int = 0  # those with rows, when this one was launched, itself included
 
 
 @dataclass(slots=True)
@@ -59,6 +60,8 @@ class StepRecord(StepGauges):
     prefix_misses: int = 0
     prefix_tokens_saved: int = 0
     calls: int = 0
+    pipeline_places: int = 0  # for steps in flight, when this one was launched
+    pipeline_bubbles: int = 0  # those of them that held no rows
     engine_failures: int = 0
     step_ms: float = 0
     engine_ms: float = 0

@@ -11,9 +11,10 @@ from scheduler.flight import ENTRIES
 from scheduler.limits import Layout
 from scheduler.policies import make_policy
 from scheduler.policy.base import Policy
-from scheduler.records import Allocation, Phase, Preemption, PreemptionMode, PreemptionReason
+from scheduler.records import Allocation, IntentKind, Phase, Preemption, PreemptionMode, PreemptionReason
 
 CONTRACT = "contract"
+IN_ORDER = ("fcfs", "fixed_batch", "orca", "single_lane")  # nobody who waits is overtaken
 LACK = (PreemptionReason.NO_CELLS, PreemptionReason.OWN_CELLS_TOO_HIGH)
 
 
@@ -31,6 +32,7 @@ class GivingWayChecker:
       the soft ceiling and the memory's grant of it.
     - Where the whole need of every running session is kept free, nobody ever lacks cells, and the escalation
       is never needed.
+    - Policies that promise it admit in the order of submission; under fcfs the oldest gives way to nobody.
     - A policy that preempts by intent alone rebuilds at most twice the rows that it computes anew.
     """
 
@@ -60,6 +62,7 @@ def _problems(run: Run, policy: Policy) -> Iterator[str]:
         yield from _check_entries(traced)
         if gave_way and policy.reserves_whole_need:
             yield f"step {traced.step}: {gave_way[0].victim} lacked cells that were kept free for it"
+    yield from _check_order(run, policy.identity.policy_id)
     if not policy.reserves_whole_need:
         return
     escalations = sum(record.escalations for record in run.records)
@@ -79,6 +82,22 @@ def _check_entries(traced: TraceStep) -> Iterator[str]:
             yield f"step {traced.step}: {intent.request_id} entered on an estimate of {intent.estimate}"
         if intent.request_id not in granted:
             yield f"step {traced.step}: {intent.request_id} entered without a grant"
+
+
+def _check_order(run: Run, policy: str) -> Iterator[str]:
+    last = -1
+    for traced in run.trace if policy in IN_ORDER else ():
+        for intent in traced.flight.plan.intents:
+            if intent.kind is not IntentKind.ADMIT:
+                continue
+            index = traced.flight.views[intent.request_id].index
+            if index < last:
+                yield f"step {traced.step}: {intent.request_id} was overtaken"
+            last = max(last, index)
+    for item in preemptions_of(run) if policy == "fcfs" else ():
+        if item.reason is PreemptionReason.NO_CELLS and item.victim != item.requester:
+            if item.scores[item.candidates.index(item.victim)] == min(item.scores):
+                yield f"{item.victim} is the oldest and gave way to {item.requester}"
 
 
 def _check_victim(item: Preemption, layout: Layout) -> Iterator[str]:

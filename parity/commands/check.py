@@ -97,6 +97,7 @@ def command(
     steps_in_flight: int,
     scheduler: str | None,
     engine: str | None,
+    scheduler_command: str | None,
     seed: int | None,
     jobs: int,
     json_path: Path | None,
@@ -117,7 +118,7 @@ def command(
     if tier is not None and tier not in [known.value for known in Tier]:
         raise UsageError(f"--tier {tier} without --endpoint", why="our own engine is exact")
     chosen = choose_families(families, model)
-    brought = Brought(scheduler=scheduler, engine=engine)
+    brought = Brought(scheduler=scheduler, engine=engine, scheduler_command=scheduler_command)
     suites = [(name, layout) for name in chosen for layout in choose_layouts(layouts, brought)]
     console = Console(stderr=True)
     click.echo(provenance_line(seed))
@@ -155,6 +156,7 @@ OURS_ALONE = (
     "sessions",
     "steps_in_flight",
     "scheduler",
+    "scheduler_command",
     "engine",
     "jobs",
 )

@@ -11,7 +11,7 @@ import click
 
 from parity.commands.fetch import worst_of
 from parity.errors import ExitCode
-from parity.models.families import Family, ModelRow, RowSource, chosen_families, manifests_dir
+from parity.models.families import Family, ModelRow, RowSource, chosen_families, manifests_dir, own_manifests
 from parity.models.hub import HubSettings, hub_file, look_up
 from parity.models.hub_cut import hub_cut, make_cut
 from parity.models.lock_file import NAMED, PINS, Lock, load_lock, pins_of, save_lock
@@ -31,7 +31,7 @@ from parity.models.unavailable import Unavailable
 @click.option(
     "--manifests",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Folder of manifests; the project's own if not given.",
+    help="Folder of manifests; ./manifests if families lie there, else those of samebytes.",
 )
 def command(families: tuple[str, ...], update: bool, manifests: Path | None) -> ExitCode:
     """Write revision, SHA-256 and size of each family's Hub rows into lock.yaml beside the manifests.
@@ -39,7 +39,8 @@ def command(families: tuple[str, ...], update: bool, manifests: Path | None) -> 
     A locked row is compared with the Hub, and so is what a manifest pins by hand. A value that the Hub does
     not publish stays unset: no digest is ever invented. The manifests themselves are never written.
     """
-    folder = manifests or manifests_dir()
+    own = next(iter(own_manifests().values()), None)
+    folder = manifests or (manifests_dir() if own is None else own.parent)
     lock = load_lock(folder)
     by_hand = chosen_families(families, folder, lock={})
     return worst_of(_lock_rows(by_hand, folder, lock, update=update))

@@ -8,7 +8,6 @@ import click
 from rich.console import Console
 
 from parity.errors import ExitCode, UsageError
-from parity.golden.cases import GOLDEN_DIR
 from parity.golden.regenerate import check_engine_is_locked, find_changes, save_changes
 from parity.models.families import family_names, load_family
 from parity.records import Verdict
@@ -35,12 +34,16 @@ from parity.run.profiles import provenance_line
 )
 @click.option(
     "--directory",
-    default=GOLDEN_DIR,
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of goldens; the project's own if not given.",
 )
 def command(
-    families: tuple[str, ...], accept: bool, reason: str, search: bool, engine_differs: str, directory: Path
+    families: tuple[str, ...],
+    accept: bool,
+    reason: str,
+    search: bool,
+    engine_differs: str,
+    directory: Path | None,
 ) -> ExitCode:
     """Regenerate golden outputs: print the differences, and write them with --accept --reason "...".
 

@@ -36,6 +36,7 @@ def command(
     exact: bool,
     scheduler: str | None,
     engine: str | None,
+    scheduler_command: str | None,
     endpoint: str | None,
     model: str | None,
     times: int,
@@ -60,7 +61,7 @@ def command(
     if endpoint is not None or model is not None or extra_body is not None:
         raise UsageError("a case of our own engine", where=str(file), why="it has no use for --endpoint")
     case = load_case(file)
-    brought = Brought(scheduler=scheduler, engine=engine)
+    brought = Brought(scheduler=scheduler, engine=engine, scheduler_command=scheduler_command)
     if exact:
         if brought != OURS:
             raise UsageError("--exact with a brought part", why="the exact engine runs our own scheduler")

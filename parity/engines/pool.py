@@ -150,6 +150,7 @@ class SamplingEngine:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.limits: tuple[PoolLimits, ...] = ()
         self.observe_logits: LogitsObserver | None = None
         self.fail_before_call: int | None = None

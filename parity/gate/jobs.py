@@ -162,6 +162,7 @@ def _run_truth(job: GateJob) -> GateCheck:
             "positions": sum(distance.positions for distance in claimed),
             "ties": sum(len(distance.ties) for distance in claimed),
         },
+        distances=tuple(distances),
     )
 
 

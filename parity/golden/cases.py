@@ -12,10 +12,10 @@ import yaml
 
 from parity.errors import UsageError
 from parity.records import Case, Fault, FaultKind, Session
-from parity.store import REPOSITORY
+from parity.store import SHIPPED, own_folder, project_dir
 from scheduler.limits import Layout
 
-GOLDEN_DIR = REPOSITORY / "golden"
+GOLDEN_DIR = SHIPPED / "golden"
 MAX_TOKENS = 12
 
 
@@ -99,17 +99,27 @@ def _arrival(mode: GoldenMode, index: int) -> int:
     return {GoldenMode.SHARED_PREFIX: 5 * index, GoldenMode.PREEMPTED: 0}.get(mode, index)
 
 
-def golden_path(family: str, mode: GoldenMode, directory: Path = GOLDEN_DIR) -> Path:
+def golden_dir_of(family: str) -> Path:
+    """The folder that holds a family's goldens: that of the caller's own project if they are there or
+    nowhere yet, else ours.
+    """
+    own = own_folder("golden")
+    if own is not None and (own / family).is_dir():
+        return own
+    return GOLDEN_DIR if (GOLDEN_DIR / family).is_dir() else project_dir() / "golden"
+
+
+def golden_path(family: str, mode: GoldenMode, directory: Path | None = None) -> Path:
     """``golden/<family>/<mode>.json``."""
-    return directory / family / f"{mode}.json"
+    return (directory or golden_dir_of(family)) / family / f"{mode}.json"
 
 
-def prompts_path(family: str, directory: Path = GOLDEN_DIR) -> Path:
+def prompts_path(family: str, directory: Path | None = None) -> Path:
     """``golden/<family>/prompts.yaml``."""
-    return directory / family / "prompts.yaml"
+    return (directory or golden_dir_of(family)) / family / "prompts.yaml"
 
 
-def load_prompts(family: str, directory: Path = GOLDEN_DIR) -> dict[GoldenMode, tuple[str, ...]]:
+def load_prompts(family: str, directory: Path | None = None) -> dict[GoldenMode, tuple[str, ...]]:
     """Text prompts of every mode. Raises ``UsageError`` when they are missing or
     not those that the modes need.
     """

@@ -18,7 +18,7 @@ from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 from syrupy.location import PyTestLocation
 
 from parity.errors import UsageError
-from parity.golden.cases import GOLDEN_DIR, GoldenMode, golden_path
+from parity.golden.cases import GOLDEN_DIR, GoldenMode, golden_dir_of, golden_path
 from parity.golden.record import Golden, find_differences
 from parity.store import save_text
 
@@ -26,12 +26,14 @@ REASON_VARIABLE = "SAMEBYTES_GOLDEN_REASON"
 DIRECTORY_VARIABLE = "SAMEBYTES_GOLDEN_DIR"
 
 
-def golden_dir() -> Path:
-    """Where goldens are: the project's own folder, or another one that a test names."""
-    return Path(os.environ.get(DIRECTORY_VARIABLE) or GOLDEN_DIR)
+def golden_dir(family: str | None = None) -> Path:
+    """Where goldens are: the family's folder, or another one that a test names."""
+    return Path(
+        os.environ.get(DIRECTORY_VARIABLE) or (GOLDEN_DIR if family is None else golden_dir_of(family))
+    )
 
 
-def save_golden(golden: Golden, *, reason: str, directory: Path = GOLDEN_DIR) -> Path:
+def save_golden(golden: Golden, *, reason: str, directory: Path | None = None) -> Path:
     """Write one golden, atomically. Raises ``UsageError`` without a reason."""
     if not reason.strip():
         raise UsageError(
@@ -73,7 +75,7 @@ class GoldenExtension(SingleFileSnapshotExtension):
                 where=test_location.nodeid,
                 why="the file is named by its id <family>-<mode>",
             )
-        return str(golden_path(named[1], GoldenMode(named[2]), golden_dir()))
+        return str(golden_path(named[1], GoldenMode(named[2]), golden_dir(named[1])))
 
     @classmethod
     def dirname(cls, *, test_location: PyTestLocation) -> str:

@@ -10,14 +10,14 @@ from pathlib import Path
 import yaml
 
 from parity.errors import UsageError
-from parity.golden.cases import GOLDEN_DIR, GoldenMode, golden_path, load_prompts, prompts_path
+from parity.golden.cases import GoldenMode, golden_path, load_prompts, prompts_path
 from parity.golden.extension import save_golden
 from parity.golden.record import MIN_MARGIN, Golden, describe_context, find_differences
 from parity.golden.run import run_golden, search_prompts
 from parity.processes import WorkerDied
 from parity.records import Tier, Verdict
 from parity.run.profiles import engine_fingerprint
-from parity.store import REPOSITORY, save_text
+from parity.store import SHIPPED, save_text
 
 PROMPTS_HEADER = """\
 # Prompts of this family's goldens, by mode. Found by `parity regen --search`: of the texts tried, those whose
@@ -75,7 +75,7 @@ class ModeChange:
         )
 
 
-def locked_engine_version(requirements: Path = REPOSITORY / "requirements" / "llama.txt") -> str:
+def locked_engine_version(requirements: Path = SHIPPED / "requirements" / "llama.txt") -> str:
     """The version of llama-cpp-python that the lock pins. Raises ``UsageError``."""
     try:
         pinned = re.search(r"^llama-cpp-python==([\w.]+)", requirements.read_text(), re.MULTILINE)
@@ -116,7 +116,7 @@ def find_changes(
     *,
     search: bool,
     tier: Tier = Tier.BITS,
-    directory: Path = GOLDEN_DIR,
+    directory: Path | None = None,
     on_mode: Callable[[ModeChange], None] = lambda change: None,
 ) -> tuple[list[ModeChange], dict[GoldenMode, tuple[str, ...]]]:
     """Run every mode of a family and compare it with its file; also returns the prompts that ran."""
@@ -129,7 +129,7 @@ def find_changes(
 
 
 def _find_change(
-    family: str, mode: GoldenMode, texts: tuple[str, ...], directory: Path, tier: Tier
+    family: str, mode: GoldenMode, texts: tuple[str, ...], directory: Path | None, tier: Tier
 ) -> ModeChange:
     path = golden_path(family, mode, directory)
     old = Golden.from_text(path.read_text(encoding="utf-8"), where=str(path)) if path.exists() else None
@@ -161,7 +161,7 @@ def save_changes(
     prompts: dict[GoldenMode, tuple[str, ...]],
     *,
     reason: str,
-    directory: Path = GOLDEN_DIR,
+    directory: Path | None = None,
 ) -> list[Path]:
     """Write one family's files that changed; nothing at all when one of its modes
     is wrong. Raises ``UsageError``.

@@ -133,7 +133,8 @@ def ask_reference(
     weights: Weights, prompt: Sequence[int], answer: Sequence[int]
 ) -> tuple[ReferenceAnswer, tuple[str, ...]]:
     """What the float64 reference picks along an engine's ``answer``; and a line for the first token that it
-    does not pick, unless that is a tie: nearer to its best than rounding of the row kernel may move both.
+    does not pick, unless that is a tie: nearer to its best than float32 rounding may move both. Half cells
+    may move them much further, but a token that they decide would not hold in every layout.
     """
     sequence = [*prompt, *answer[:-1]]
     logits = run_reference(weights, sequence).logits[len(prompt) - 1 :]
@@ -142,7 +143,7 @@ def ask_reference(
     ties, wrong = [], []
     differing = [step for step, token in enumerate(answer) if picked[step] != token]
     if differing:
-        widest = expect_logits(weights, sequence, Kernel.ROW).widest[len(prompt) - 1 :]
+        widest = expect_logits(weights, sequence, Kernel.PLAIN).widest[len(prompt) - 1 :]
     for step in differing:
         gap = logits[step, picked[step]] - logits[step, answer[step]]
         if gap <= 2 * widest[step]:

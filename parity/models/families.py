@@ -16,7 +16,9 @@ from parity.engines.geometry import sequences_of
 from parity.errors import UsageError
 from parity.models.lock_file import LOCK_FILE, PINS, Lock, load_lock, pins_of
 from parity.schemas import load_checked_yaml
-from parity.store import REPOSITORY
+from parity.store import SHIPPED, is_named_project, own_folder
+
+MOST_SNIFFED_BYTES = 64 << 10
 
 
 class KvClass(StrEnum):
@@ -173,7 +175,33 @@ class Family:
 
 def manifests_dir() -> Path:
     """The project's own manifests."""
-    return REPOSITORY / "manifests"
+    return SHIPPED / "manifests"
+
+
+def own_manifests() -> dict[str, Path]:
+    """Manifests of the caller's own project, by family; each adds a family or takes the place of ours.
+
+    Other tools keep a ``manifests/`` of their own, so in a folder that nobody named only files that begin a
+    family count.
+    """
+    folder = own_folder("manifests")
+    found = {} if folder is None else {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    found.pop(Path(LOCK_FILE).stem, None)
+    return {name: path for name, path in found.items() if is_named_project() or _begins_family(path)}
+
+
+def _begins_family(path: Path) -> bool:
+    """Whether a line of the file names a family, as every manifest of ours does at its top level."""
+    try:
+        with open(path, "rb") as file:
+            return any(line.startswith(b"family:") for line in file.read(MOST_SNIFFED_BYTES).splitlines())
+    except OSError:
+        return False
+
+
+def _manifest_of(name: str, directory: Path | None) -> Path:
+    own = own_manifests() if directory is None else {}
+    return own.get(name) or (directory or manifests_dir()) / f"{name}.yaml"
 
 
 def load_family(name: str, directory: Path | None = None, *, lock: Lock | None = None) -> Family:
@@ -181,8 +209,7 @@ def load_family(name: str, directory: Path | None = None, *, lock: Lock | None =
 
     ``lock`` holds the pins that complete the manifest's own; None reads the one beside the manifests.
     """
-    folder = directory or manifests_dir()
-    path = folder / f"{name}.yaml"
+    path = _manifest_of(name, directory)
     if name not in family_names(directory):
         raise UsageError(
             f"unknown family {name!r}",
@@ -190,7 +217,7 @@ def load_family(name: str, directory: Path | None = None, *, lock: Lock | None =
             todo=f"add {path} to make it one",
         )
     content = load_checked_yaml(path, schema="manifest")
-    return _family(content, path, load_lock(folder) if lock is None else lock)
+    return _family(content, path, load_lock(path.parent) if lock is None else lock)
 
 
 def load_families(directory: Path | None = None) -> dict[str, Family]:
@@ -212,9 +239,10 @@ def family_names(directory: Path | None = None) -> list[str]:
     Families that the project doesn't know come last.
     """
     folder = directory or manifests_dir()
-    names = sorted(path.stem for path in folder.glob("*.yaml") if path.name != LOCK_FILE)
+    found = {path.stem: None for path in folder.glob("*.yaml") if path.name != LOCK_FILE}
+    names = sorted(found | dict.fromkeys(own_manifests() if directory is None else ()))
     if not names:
-        raise UsageError("no manifest found", where=str(folder), todo="run in a checkout of the project")
+        raise UsageError("no manifest found", where=str(folder), todo="name a folder that holds some")
     order = ["llama", "deepseek2", "gemma2", "falcon_h1", "qwen3next"]
     return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
 

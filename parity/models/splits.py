@@ -13,7 +13,7 @@ from parity.models.facts import LayerKind, ModelFacts
 from parity.models.families import load_family
 from parity.models.slice import LayerRange
 from parity.schemas import load_checked_yaml
-from parity.store import REPOSITORY
+from parity.store import SHIPPED, own_folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,14 @@ class Split:
 
 def splits_dir() -> Path:
     """The project's own splits."""
-    return REPOSITORY / "splits"
+    return SHIPPED / "splits"
+
+
+def _splits_of(family: str) -> Path:
+    """A family's file: of the caller's own project if it has one, else ours."""
+    own = own_folder("splits")
+    named = None if own is None else own / f"{family}.yaml"
+    return named if named is not None and named.is_file() else splits_dir() / f"{family}.yaml"
 
 
 def load_splits(family: str, directory: Path | None = None, *, manifests: Path | None = None) -> list[Split]:
@@ -56,7 +63,7 @@ def load_splits(family: str, directory: Path | None = None, *, manifests: Path |
     ``UsageError`` if the file isn't valid, or if the family's manifest has another layer count or digest.
     """
     known = load_family(family, manifests)
-    path = (directory or splits_dir()) / f"{family}.yaml"
+    path = _splits_of(family) if directory is None else directory / f"{family}.yaml"
     content = load_checked_yaml(path, schema="split")
     if content["family"] != family:
         raise UsageError(

@@ -17,6 +17,7 @@ from scheduler.loop import Scheduler
 from scheduler.memory import Blocked, Memory
 from scheduler.policies.fcfs import Fcfs
 from scheduler.policies.vllm_priority import VllmPriority
+from scheduler.policy.base import Policy
 from scheduler.policy.plan import PlanBuilder
 from scheduler.policy.state import SchedulerState
 from scheduler.records import IterationPlan, Phase, SessionView
@@ -151,3 +152,21 @@ def newest_is_the_victim(original: Callable[..., Any], reach: Reach) -> Callable
         return newest
 
     return choose_victim
+
+
+@mutant(
+    in_method(Policy, "waiting_order"),
+    part="admission",
+    killers=(Killer.CONTRACT,),
+    trials=(exact_trial(case_of("llama", tuple(session(170 + i, 4, 3) for i in range(3)), max_num_seqs=1)),),
+)
+def head_of_the_queue_overtaken(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Under fcfs the newest waiting session enters first."""
+
+    def waiting_order(self: Policy, state: SchedulerState) -> list[SessionView]:
+        waiting = list(original(self, state))
+        if len(waiting) > 1:
+            reach()
+        return waiting[::-1]
+
+    return waiting_order

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from parity.engines.in_flight import StagesInTurn
 from parity.mutants import cases
 from parity.mutants.mutant import Killer, Reach, mutant
 from parity.mutants.seam import in_method
@@ -13,7 +14,7 @@ from parity.mutants.trials import exact_trial
 from parity.records import Case, Fault, FaultKind
 from scheduler.loop import Scheduler
 from scheduler.pipeline import Pipeline
-from scheduler.records import PreemptionCause, SessionView
+from scheduler.records import IterationResult, PreemptionCause, SessionView
 
 
 def overlapped(family: str, **settings: Any) -> Case:
@@ -42,7 +43,7 @@ PLAYED = tuple(map(exact_trial, (overlapped("llama"), overlapped("qwen3next"))))
 @mutant(
     in_method(Pipeline, "_complete_oldest"),
     part="in flight",
-    killers=(Killer.CRASH,),
+    killers=(Killer.LEGALITY, Killer.CRASH),
     trials=PLAYED,
 )
 def result_applied_in_order_of_arrival(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
@@ -116,7 +117,7 @@ def older_flights_overlooked(original: Callable[..., Any], reach: Reach) -> Call
 @mutant(
     in_method(Pipeline, "_fail"),
     part="in flight",
-    killers=(Killer.CRASH,),
+    killers=(Killer.LEGALITY, Killer.CRASH),
     trials=(exact_trial(BROKEN_OFF),),
 )
 def failure_spares_the_steps_behind(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
@@ -133,3 +134,41 @@ def failure_spares_the_steps_behind(original: Callable[..., Any], reach: Reach) 
         return done
 
     return fail
+
+
+@mutant(
+    in_method(StagesInTurn, "collect"),
+    part="in flight",
+    killers=(Killer.LEGALITY,),
+    trials=PLAYED,
+)
+def newest_result_given_first(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """The engine gives the result of the newest step in flight in place of the oldest one's."""
+
+    def collect(self: StagesInTurn) -> IterationResult:
+        if len(self._in_flight) > 1:
+            reach()
+            self._in_flight.rotate(1)
+        return original(self)
+
+    return collect
+
+
+@mutant(
+    in_method(StagesInTurn, "collect"),
+    part="in flight",
+    killers=(Killer.LEGALITY,),
+    trials=PLAYED,
+)
+def result_given_twice(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """The engine gives one result for two steps in flight."""
+    given: dict[int, IterationResult] = {}
+
+    def collect(self: StagesInTurn) -> IterationResult:
+        if id(self) in given:
+            reach()
+            return given.pop(id(self))
+        given[id(self)] = original(self)
+        return given[id(self)]
+
+    return collect

@@ -10,7 +10,13 @@ import jinja2
 from parity.gate.result import CheckKind, GateCheck, GateResult
 from parity.records import Tier, Verdict
 from parity.report.history import History, Parity
-from parity.report.timeline import cell_picture, colour, noise_picture, timeline_picture
+from parity.report.timeline import (
+    cell_picture,
+    colour,
+    distance_picture,
+    noise_picture,
+    timeline_picture,
+)
 from scheduler.limits import Layout
 
 
@@ -49,6 +55,8 @@ def result_to_html(result: GateResult, histories: list[History]) -> str:
             for check in suites
             if check.noise
         ],
+        distances=(distances := [row for check in result.checks for row in check.distances]),
+        distance_picture=distance_picture(distances),
         pictures=[draw(history) for history in histories],
         colour=colour,
         find=find_checks,

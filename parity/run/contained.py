@@ -42,6 +42,7 @@ def run_case(
         "stage_processes": stage_processes,
         "scheduler": brought.scheduler,
         "engine": brought.engine,
+        "scheduler_command": brought.scheduler_command,
         "mutant": mutant,
         "chunks": chunks,
     }

@@ -11,13 +11,14 @@ from typing import Any
 from parity.checkers.conservation import CONSERVATION, Owners, find_losses, owners_of
 from parity.checkers.ends import ENDS, ENGINE_FAULTS, MEMORY
 from parity.history import Earlier, Run, TraceStep, session_index
+from parity.protocol.peer import PeerFailure
 from parity.records import Case, Fault, FaultKind, Finding
 from scheduler.engine import Engine
 from scheduler.loop import Scheduler
 from scheduler.pipeline import CompletedStep, Pipeline
 from scheduler.records import Completion, IterationResult, NoProgress, PolicyFailure, SchedulerFailure
 
-LIVENESS, LEGALITY, INTERNAL = "liveness", "legality", "internal"
+LIVENESS, LEGALITY, INTERNAL, PROTOCOL = "liveness", "legality", "internal", "protocol"
 MAX_REPEATS = 64  # times that the same rows may be computed with no new one in between
 MAX_IDLE = 1000  # steps in which nothing runs, while somebody is live and nobody comes any more
 MOST_TOLD = 6  # steps of a cycle that a finding spells out
@@ -98,6 +99,8 @@ class Driver:
             self._found(LIVENESS, f"{error}; {self._live()} have no end")
         except PolicyFailure as error:
             self._found(INTERNAL, f"step {self._step}: {error}")
+        except PeerFailure as error:
+            self._found(PROTOCOL, f"step {self._step}: {error}")
         except SchedulerFailure as error:
             self._found(LEGALITY, f"step {self._step}: {error}")
         except AssertionError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.metadata
 import json
 import platform
 import random
@@ -19,7 +20,7 @@ from parity.models import resolve_model
 from parity.models.gguf import read_header
 from parity.processes import CallFailed, Worker, WorkerDied, shared_worker
 from parity.records import Case, Provenance, Session
-from parity.store import REPOSITORY, cache_dir, file_sha256, save_text
+from parity.store import REPOSITORY, SHIPPED, cache_dir, file_sha256, save_text
 
 FORMAT = 3
 JUDGING_CODE = ("scheduler", "parity/engines", "parity/run", "parity/checkers")
@@ -256,7 +257,9 @@ def choose(trials: tuple[Trial, ...]) -> ProfileChoice:
 
 
 def commit_id() -> str:
-    """The checkout's commit, with ``+`` where it has changes; ``unknown`` outside a checkout."""
+    """The checkout's commit, with ``+`` where it has changes; the version where samebytes is installed."""
+    if SHIPPED != REPOSITORY:
+        return f"samebytes-{importlib.metadata.version('samebytes')}"
     try:
         head = subprocess.run(
             ["git", "rev-parse", "--short=12", "HEAD"],

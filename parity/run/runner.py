@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 from parity.checkers.checker import Alone
@@ -27,6 +27,7 @@ from parity.history import Answer, Run, session_index
 from parity.models import ModelFile, resolve_model
 from parity.models.facts import KV_VALUE_BYTES
 from parity.models.families import Family, load_family
+from parity.protocol.schedulers import IntervalScheduler, PlacingScheduler
 from parity.records import Case, Fault, FaultKind, Outcome, broken_outcome, crashed_outcome, outcome_to_data
 from parity.run.chains import STREAM_SEQUENCES, StageChains
 from parity.run.drive import Driver
@@ -156,7 +157,7 @@ class Runner:
 
         try:
             scheduler = make_scheduler(engine, policy_of(case), case.step_limits(), model_digest=file.sha256)
-            run = Driver(case, scheduler, engine, inject).drive()
+            run = drive_and_close(Driver(case, scheduler, engine, inject))
         finally:
             engine.observe_logits, engine.fail_before_call = None, None
         left = engine.leftover_sequences()
@@ -205,6 +206,15 @@ def policy_of(case: Case) -> Policy:
     return make_policy(case.policy, **dict(case.policy_options))
 
 
+def drive_and_close(driver: Driver) -> Run:
+    """A driver's run; a scheduler that holds a process ends it then."""
+    try:
+        return driver.drive()
+    finally:
+        if isinstance(driver.scheduler, (IntervalScheduler, PlacingScheduler)):
+            driver.scheduler.close()
+
+
 def observed(run: Run, recorder: LogitsRecorder) -> Run:
     """The run with its answers, and the rows that its engine showed."""
     run.logits = {index: recorder.rows(index) for index in sorted(run.completions)}
@@ -250,9 +260,14 @@ def run_case_here(arguments: dict[str, Any]) -> dict[str, Any]:
     """Entry point of the worker: JSON in, JSON out."""
     case = Case.from_json(arguments["case"])
     profile = NumericsProfile.from_json(arguments["profile"])
-    brought = Brought(scheduler=arguments.get("scheduler"))
+    brought = brought_of(arguments)
     runner = process_runner(arguments.get("n_threads", 1), arguments.get("stage_processes", False))
     return outcome_to_data(runner.run(case, profile, brought.scheduler_factory))
+
+
+def brought_of(arguments: Mapping[str, Any]) -> Brought:
+    """The brought parts that the arguments of a worker's entry point name."""
+    return Brought(**{part.name: arguments.get(part.name) for part in fields(Brought)})
 
 
 def check_settings(case: Case) -> None:
@@ -401,7 +416,7 @@ def run_exact_case(case: Case) -> Outcome:
 
 def run_own_engine_here(arguments: dict[str, Any]) -> dict[str, Any]:
     """Entry point of the worker: JSON in, JSON out."""
-    brought = Brought(scheduler=arguments["scheduler"], engine=arguments["engine"])
+    brought = brought_of(arguments)
     return outcome_to_data(run_own_engine_case(Case.from_json(arguments["case"]), brought))
 
 
@@ -429,7 +444,7 @@ class BroughtSystem:
 
         make_scheduler = self.brought.scheduler_factory
         scheduler = make_scheduler(engine, policy_of(case), case.step_limits(), model_digest="")
-        return observed(Driver(case, scheduler, engine, inject).drive(), recorder)
+        return observed(drive_and_close(Driver(case, scheduler, engine, inject)), recorder)
 
     def alone(self, case: Case) -> AnswersOf:
         limits = exact_limits(case)

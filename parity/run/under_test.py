@@ -10,8 +10,10 @@ policy, ``scheduler.limits.StepLimits`` and ``model_digest=""``) and returns wha
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ import click
 
 from parity.engines.exact import ExactEngine
 from parity.errors import UsageError
+from parity.protocol.schedulers import PeerFailure, make_process_scheduler, open_peer
 from parity.records import Tier
 from scheduler.engine import Batch, Engine, EngineFailure, MemoryOp
 from scheduler.limits import PoolLimits, StepLimits
@@ -139,15 +142,43 @@ def check_offers(made: object, offers: tuple[str, ...], *, specification: str) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What a scheduler declares that it can do. A factory in Python declares it by an attribute
+    ``capabilities``, a process in its ``ready``; what is declared as absent must not be seen either.
+    """
+
+    prefix_cache: bool = True
+    preemption: bool = True
+
+    @property
+    def absent_marks(self) -> tuple[str, ...]:
+        """Marks that such a scheduler never has."""
+        preempted = () if self.preemption else ("preempted", "resumed", "rebuilt")
+        return (*(() if self.prefix_cache else ("shared",)), *preempted)
+
+
+TRIED_ON = (PoolLimits(num_cells=64, num_sequences=8),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Brought:
-    """The scheduler and the engine that a user brings; None is ours."""
+    """The scheduler and the engine that a user brings; None is ours. A scheduler is a factory in Python or a
+    command, which is started for every scheduler and speaks the JSON-lines protocol (``parity/protocol``).
+    """
 
     scheduler: str | None = None
     engine: str | None = None
+    scheduler_command: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.scheduler is not None and self.scheduler_command is not None:
+            raise UsageError("--scheduler with --scheduler-command", why="one scheduler is under test")
 
     @property
     def scheduler_factory(self) -> SchedulerFactory:
         """Makes the scheduler under test. Raises ``UsageError``."""
+        if self.scheduler_command is not None:
+            return make_process_scheduler(self.scheduler_command)
         return Scheduler if self.scheduler is None else _checked(self.scheduler, SCHEDULER_OFFERS)
 
     @property
@@ -163,24 +194,58 @@ class Brought:
     @property
     def options(self) -> str:
         """As options of a command line, each with a space before it."""
-        named = (("scheduler", self.scheduler), ("engine", self.engine))
-        return "".join(f" --{name} {value}" for name, value in named if value is not None)
+        named = (
+            ("scheduler", self.scheduler),
+            ("engine", self.engine),
+            ("scheduler-command", self.scheduler_command),
+        )
+        return "".join(f" --{name} {shlex.quote(value)}" for name, value in named if value is not None)
 
     def why_no_bits(self) -> str:
         """Why the logits of a user's engine can't be compared; empty if they can. Makes both once.
 
         Raises ``UsageError`` when a factory can't be loaded or called, or its product lacks the protocol.
         """
-        engine = self.engine_factory((PoolLimits(num_cells=64, num_sequences=8),))
-        self.scheduler_factory(engine, make_policy("fcfs"), StepLimits(), model_digest="")
+        engine = self.engine_factory(TRIED_ON)
+        if self.scheduler_command is None:
+            self.scheduler_factory(engine, make_policy("fcfs"), StepLimits(), model_digest="")
+        else:
+            capabilities_of_command(self.scheduler_command)
         return "" if self.engine is None or hasattr(engine, OBSERVED) else f"the engine offers no {OBSERVED}"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the scheduler declares; ours can do all of it. Raises ``UsageError``."""
+        if self.scheduler_command is not None:
+            return capabilities_of_command(self.scheduler_command)
+        if self.scheduler is None:
+            return Capabilities()
+        return getattr(load_factory(self.scheduler), "capabilities", Capabilities())
+
+
+@functools.cache
+def capabilities_of_command(command: str) -> Capabilities:
+    """What a scheduler's process declares. Raises ``UsageError`` for one that gives no such answer."""
+    try:
+        peer, ready = open_peer(command, ExactEngine(TRIED_ON), StepLimits())
+    except PeerFailure as failure:
+        raise UsageError(
+            "scheduler cannot be used", where=command, why=str(failure), todo="see parity/protocol/README.md"
+        ) from failure
+    peer.close()
+    return Capabilities(prefix_cache=ready.prefix_cache, preemption=ready.preemption)
 
 
 OURS = Brought()
 
 
 def brought_options(command: Callable) -> Callable:
-    """``--scheduler`` and ``--engine`` of a subcommand."""
+    """``--scheduler``, ``--scheduler-command`` and ``--engine`` of a subcommand."""
+    command = click.option(
+        "--scheduler-command",
+        metavar="COMMAND",
+        help="Run with the scheduler that this program is; it speaks JSON lines (parity/protocol/README.md).",
+    )(command)
     for name in ("engine", "scheduler"):
         said = f"Run with this {name} of your own instead of ours."
         command = click.option(f"--{name}", metavar="PACKAGE:FACTORY", help=said)(command)

@@ -30,13 +30,15 @@ from parity.run.contained import run_case
 from parity.run.explain import explain_outcome
 from parity.run.profiles import profile_of
 from parity.run.runner import BASELINE, policy_mattered
-from parity.run.under_test import OURS, Brought
+from parity.run.under_test import OURS, Brought, Capabilities
 from parity.store import REPOSITORY
 from scheduler.limits import Layout
 from scheduler.records import SamplingParams
 
 FAILURES = Path("reports") / "failures"
 SHRINK_RUNS = 300
+DECLARED = "declared"
+AFTER_FAILURES = ("preempted", "resumed", "rebuilt")  # a failed step takes everybody's rows, too
 
 
 @dataclass(slots=True)
@@ -188,9 +190,21 @@ def run_suite(
     if result.changes:
         counts = ", ".join(f"{count} {change}" for change, count in sorted(result.changes.items()))
         result.explanation = f"sessions with a changed token: {counts}\n{result.explanation}".rstrip()
+    result.findings += contradicted(result.marks, brought.capabilities)
     result.verdict, result.reason = result.judge(tier, inexact=why_no_bits)
     result.seconds = monotonic() - started
     return result
+
+
+def contradicted(marks: Mapping[str, int], capabilities: Capabilities) -> list[Finding]:
+    """What a scheduler was seen to do although it declares that it cannot."""
+    return [
+        Finding(
+            DECLARED, f"{mark} was seen {marks[mark]} times, though the scheduler declares that it cannot"
+        )
+        for mark in capabilities.absent_marks
+        if mark not in AFTER_FAILURES and marks[mark]
+    ]
 
 
 def required_marks(
@@ -203,7 +217,9 @@ def required_marks(
     possible = possible_marks(layout, pads=pads, overlaps=overlaps)
     may_not_stop = brought.engine is not None or has_real_vocabulary(model)
     wanted = [mark for mark in possible if mark != "stopped" or not may_not_stop]
-    return tuple(dict.fromkeys([*(mark.value for mark in load_family(family).marks), *wanted]))
+    absent = brought.capabilities.absent_marks
+    all_marks = [*(mark.value for mark in load_family(family).marks), *wanted]
+    return tuple(dict.fromkeys(mark for mark in all_marks if mark not in absent))
 
 
 def _generated(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler.policy.base import PlanBuilder, Policy
-from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.contract import CELLS, FORECAST, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.policy.state import SchedulerState
 from scheduler.records import IterationPlan, Phase, PolicyIdentity, SessionState, SessionView
 
@@ -22,7 +22,7 @@ class Sarathi(Policy):
         protected_identity="none: the shape of the batch is the object",
         visible_state=("counts of each session", "chunk size", "token and sequence budgets"),
         decision="the anchor chunk, then which decodes fill the rest",
-        unknown_future=HIDDEN_LENGTH + ": the declared maximum is reserved",
+        unknown_future=f"{HIDDEN_LENGTH}: {FORECAST}",
         objective="every chunk carries decodes, every decode rides with a chunk while prompts last",
         metric="piggybacked decodes",
         denominator="ready decodes of the steps that had a chunk",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scheduler.policy.base import PlanBuilder, Policy
-from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.contract import CELLS, FORECAST, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.policy.state import SchedulerState
 from scheduler.records import IterationPlan, Phase, PolicyIdentity
 
@@ -23,7 +23,7 @@ class SarathiServe(Policy):
         protected_identity="ongoing decodes",
         visible_state=("counts of each session", "tau", "available rows and sequences"),
         decision="decodes, then the partial prefill, then admissions",
-        unknown_future=HIDDEN_LENGTH + ": the declared maximum is reserved",
+        unknown_future=f"{HIDDEN_LENGTH}: {FORECAST}",
         objective="no decode waits behind a prefill",
         metric="steps in which a ready decode was left out while a prefill ran",
         denominator="steps with a ready decode",

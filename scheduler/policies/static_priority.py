@@ -5,7 +5,7 @@ step, and aging's counterexample.
 from __future__ import annotations
 
 from scheduler.policy.base import PlanBuilder, Policy
-from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, READINESS, TOKENS, Contract
+from scheduler.policy.contract import CELLS, FORECAST, HIDDEN_LENGTH, READINESS, TOKENS, Contract
 from scheduler.policy.state import SchedulerState
 from scheduler.records import IterationPlan, Phase, PolicyIdentity, SessionState, SessionView
 
@@ -21,7 +21,7 @@ class StaticPriority(Policy):
         protected_identity="priority class",
         visible_state=("phase", "declared priority", "arrival", "readiness"),
         decision="who runs which interval, in key order",
-        unknown_future=HIDDEN_LENGTH + ": the declared maximum is reserved",
+        unknown_future=f"{HIDDEN_LENGTH}: {FORECAST}",
         objective="a favoured session is never behind a less favoured one of its phase",
         metric="order of the plan's chunks",
         denominator="chunks of the plan",

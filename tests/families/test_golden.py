@@ -12,7 +12,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from parity.gate.plan import GateJob
 from parity.gate.result import CheckKind
-from parity.golden.cases import GOLDEN_DIR, PLANS, GoldenMode, golden_path, load_prompts
+from parity.golden.cases import PLANS, GoldenMode, golden_path, load_prompts
 from parity.golden.extension import GoldenExtension
 from parity.golden.record import MIN_MARGIN, Golden, find_differences
 from parity.golden.run import run_golden
@@ -65,7 +65,7 @@ def test_goldens_have_large_margins_and_reasons(family: str) -> None:
 @pytest.mark.parametrize("family", family_params())
 def test_golden_folder_holds_nothing_unused(family: str) -> None:
     expected = {f"{mode}.json" for mode in MODES} | {"prompts.yaml"}
-    assert {path.name for path in (GOLDEN_DIR / family).iterdir()} == expected
+    assert {path.name for path in golden_path(family, GoldenMode.SHORT).parent.iterdir()} == expected
 
 
 @pytest.mark.parametrize("family", family_params())

@@ -15,7 +15,7 @@ ENGINE_FILES = {"llama_cpp": "parity/engines/llama.py", "xllamacpp": "parity/sys
 FLOORS = (
     ("scheduler",),
     ("parity",),
-    ("parity.engines", "parity.systems"),
+    ("parity.engines", "parity.systems", "parity.protocol"),
     ("parity.models",),
     ("parity.reference", "parity.checkers"),
     ("parity.cases",),

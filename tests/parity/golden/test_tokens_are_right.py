@@ -63,3 +63,15 @@ def test_tie_is_named_and_no_problem() -> None:
     assert (said.tokens, wrong) == ((best,), ())
     assert said.ties == (f"generated token 0: {best} or {other}, {logits[best] - logits[other]:.2g} apart",)
     assert said.margin == pytest.approx(np.diff(np.sort(logits)[-2:])[0])
+
+
+def test_what_half_cells_decide_is_no_tie() -> None:
+    """The same a thousandth apart: a row kernel may turn it round, float32 rounding can't."""
+    weights = load_weights(resolve_model("llama").path)
+    best, other = (int(i) for i in run_reference(weights, PROMPT).logits[-1].argsort()[[-1, -2]])
+    head = weights.tensors["output"]
+    values = head.values.copy()
+    values[other] = values[best] * (1 - 1e-3)
+    near = replace(weights, tensors={**weights.tensors, "output": Tensor(values, head.kind)})
+    said, wrong = ask_reference(near, PROMPT, [other])
+    assert said.ties == () and len(wrong) == 1

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from parity.serve.engine_thread import Cancel, EngineThread, Event, Stop, Submit
+from scheduler.loop import Scheduler
+from scheduler.policy.base import Policy
 from scheduler.records import FinishReason
-from tests.scheduler.serving import Serving, request
+from tests.scheduler.serving import OPTIMISTIC, Serving, request
 
 WAIT_S = 60
 
@@ -129,3 +135,70 @@ def test_cancelled_session_ends_in_the_scheduler_and_has_no_token_after_the_canc
         len(calls) == 3
     )  # the cancel took effect at the step in which it came: no row was computed after it
     assert [event.token is not None for event in events] == [True] * 3 + [False]
+
+
+# What is asked elsewhere: when a policy is made, by ``parity policies``, after steps without progress.
+ASKED_ELSEWHERE = ("can_run", "check_limits", "published_service", "start")
+HOOKS = [
+    name
+    for name, made in vars(Policy).items()
+    if callable(made) and not name.startswith("_") and name not in ASKED_ELSEWHERE
+]
+
+
+class OneBadPolicy:
+    """An engine's thread over the exact engine in a tight pool; the policy of the first scheduler raises in
+    one of its hooks, from the ``after``-th question on. Its successors are sound.
+    """
+
+    def __init__(self, hook: str, *, after: int) -> None:
+        self.hook, self.left, self.asked = hook, after, 0
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.servings: list[Serving] = []
+        self.served = SimpleNamespace(make_scheduler=self._make, note_step=lambda record: None)
+        self.thread = EngineThread(self.served, lambda events: [self.events.put(event) for event in events])
+
+    def _make(self, observer: Callable[..., None]) -> Scheduler:
+        serving = Serving(cells=10, options=OPTIMISTIC, max_num_batched_tokens=9, prefix_cache=False)
+        serving.scheduler.observer = observer
+        if not self.servings:
+            policy = serving.scheduler.policy
+            policy.__dict__[self.hook] = partial(self._raise, getattr(policy, self.hook))
+        self.servings.append(serving)
+        self.served.engine = serving.engine
+        return serving.scheduler
+
+    def _raise(self, original: Callable[..., object], *arguments: object, **named: object) -> object:
+        self.left -= 1
+        if self.left < 0:
+            self.asked += 1
+            raise ZeroDivisionError("by hand")
+        return original(*arguments, **named)
+
+    def ends(self, count: int) -> dict[str, Event]:
+        """The ends of ``count`` requests."""
+        ends: dict[str, Event] = {}
+        while len(ends) < count:
+            event = self.events.get(timeout=WAIT_S)
+            if event.is_last:
+                ends[event.request_id] = event
+        return ends
+
+
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_policy_that_raises_in_any_of_its_hooks_costs_what_is_live_and_not_the_server(
+    hook: str, after: int
+) -> None:
+    threaded = OneBadPolicy(hook, after=after)
+    for name in "abcd":
+        threaded.thread.send(Submit(request(name, 3, 6)))
+    threaded.thread.start()
+    ends = threaded.ends(4)
+    failed = [event for event in ends.values() if event.reason is FinishReason.FAILED]
+    assert threaded.asked > 0, "never asked"
+    assert failed and all("ZeroDivisionError: by hand" in event.error for event in failed)
+    threaded.thread.send(Submit(request("late", 3, 4)))
+    assert threaded.ends(1)["late"].reason is FinishReason.LENGTH and threaded.thread.failure is None
+    threaded.thread.send(Stop())
+    assert threaded.thread.join(WAIT_S)
