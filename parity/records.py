@@ -164,6 +164,7 @@ class Case:
             data = load_json(text)
             if not isinstance(data, dict) or data.pop("format", None) != CASE_FORMAT:
                 raise ValueError(f"not a case file of format {CASE_FORMAT}")
+            data.pop("brought", None)  # who ran it is no part of what ran
             case = read_record(Case, data)
             case.step_limits()
             for index, session in enumerate(case.sessions):

@@ -18,7 +18,6 @@ from parity.models.lock_file import LOCK_FILE, PINS, Lock, load_lock, pins_of
 from parity.schemas import load_checked_yaml
 from parity.store import SHIPPED, is_named_project, own_folder
 
-
 MOST_SNIFFED_BYTES = 64 << 10
 
 

@@ -301,11 +301,15 @@ class PlacingScheduler:
         running = len(self.table.running)
         require(running <= self.steps.max_num_seqs, "more sessions run than max_num_seqs", running)
         tokens = sum(chunk.stop - chunk.start for chunk in chunks)
-        ledger = BudgetLedger(
-            self.steps.max_num_batched_tokens, self.steps.max_num_seqs, tokens, len(chunks)
-        )
+        ledger = BudgetLedger(self.steps.max_num_batched_tokens, self.steps.max_num_seqs, tokens, len(chunks))
         plan = IterationPlan(
-            self._decision, version, IDENTITY, chunks, ledger, tuple(entries), tuple((i,) for i in range(len(chunks)))
+            self._decision,
+            version,
+            IDENTITY,
+            chunks,
+            ledger,
+            tuple(entries),
+            tuple((i,) for i in range(len(chunks))),
         )
         self._check_calls(planned, tokens)
         views = {chunk.request_id: self.table.views[chunk.request_id] for chunk in chunks}
@@ -456,5 +460,3 @@ def _submit(request: Request, now_ms: float) -> Submit:
 
 def _done(chunks: Sequence) -> tuple[Done, ...]:
     return tuple(Done(session=item.request_id, stop=item.after, token=item.token) for item in chunks)
-
-

@@ -14,7 +14,7 @@ from typing import Any
 
 from parity.cases.files import load_case
 from parity.cases.strategies import landmark
-from parity.engines.numerics import NumericsProfile
+from parity.engines.numerics import ROW, NumericsProfile
 from parity.errors import UsageError
 from parity.gate.records import CheckKind, GateCheck, GateResult
 from parity.history import Run, TraceStep, session_index
@@ -22,7 +22,16 @@ from parity.processes import WorkerDied, shared_worker
 from parity.records import Case
 from parity.run.judge import question
 from parity.run.profiles import profile_of
-from parity.run.runner import check_case, known_family, known_model, process_runner, replay
+from parity.run.runner import (
+    BroughtSystem,
+    brought_of,
+    check_case,
+    known_family,
+    known_model,
+    process_runner,
+    replay,
+)
+from parity.run.under_test import OURS, Brought
 from scheduler.engine import PAD_ROW
 from scheduler.limits import Layout
 from scheduler.records import IntentKind, Phase
@@ -255,11 +264,13 @@ def view_of_exact_run(case: Case) -> TraceView:
     return trace_of(replay(case).run, engine="exact engine, no model")
 
 
-def view_of_real_run(case: Case) -> TraceView:
-    """Run on llama.cpp, contained. Raises ``UsageError`` when the process dies or there is no model."""
+def view_of_real_run(case: Case, brought: Brought = OURS) -> TraceView:
+    """Run on llama.cpp, or with what a user brings, contained. Raises ``UsageError`` when the process dies or
+    there is no model.
+    """
     check_case(case)
-    profile = profile_of(case.model).profile
-    arguments = {"case": case.to_json(), "profile": profile.to_json()}
+    profile = ROW if brought.engine else profile_of(case.model).profile
+    arguments = {"case": case.to_json(), "profile": profile.to_json(), **brought.parts}
     try:
         data = shared_worker(profile.environment).call("parity.report.history:collect_here", arguments)
     except WorkerDied as death:
@@ -275,10 +286,13 @@ def view_of_real_run(case: Case) -> TraceView:
 def collect_here(arguments: dict[str, Any]) -> dict[str, Any]:
     """In the worker: run the case once and flatten its trace."""
     case, profile = Case.from_json(arguments["case"]), NumericsProfile.from_json(arguments["profile"])
+    brought = brought_of(arguments)
+    if brought.engine is not None:
+        return trace_of(BroughtSystem(brought).attempt(case), engine=brought.engine).to_data()
     runner, family, file = process_runner(1), known_family(case.family), known_model(case.model)
     layout_profile = profile.for_layout(case.layout)
     engine = runner.engine(case, file, family, layout_profile)
-    run = runner.attempt(case, engine, family, layout_profile, file)
+    run = runner.attempt(case, engine, family, layout_profile, file, brought.scheduler_factory)
     return trace_of(run, engine=f"llama.cpp, {file.path.name}").to_data()
 
 

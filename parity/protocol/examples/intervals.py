@@ -1,5 +1,5 @@
-"""A scheduler that gives intervals alone, on the standard library: decodes first, then prompts in pieces, then
-whoever came first and fits. Start it with ``--scheduler-command "python intervals.py"``.
+"""A scheduler that gives intervals alone, on the standard library: decodes first, then prompts in pieces,
+then whoever came first and fits. Start it with ``--scheduler-command "python intervals.py"``.
 
 ``--off-by-one`` plants a fault: a prompt's second piece begins one token late.
 """
