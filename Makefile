@@ -38,9 +38,10 @@ gate: setup ## the merge gate's verdict and its reports in reports/
 llama-server: setup ## llama-server of the locked commit into .venv/bin (FAULTS=1: another one with planted faults)
 	@$(PYTHON) .ci/build_llama_server.py $(if $(FAULTS),--faults)
 
-lint: setup ## ruff over the code; schema and security linters over the workflows
+lint: setup ## ruff and mypy over the code; schema and security linters over the workflows
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check .
+	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-actions .github/actions/*/action.yml
 	@$(BIN)/zizmor --offline --quiet --strict-collection .github

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -38,11 +39,11 @@ class CommandsFolder(click.Group):
             return None
         return importlib.import_module(f"parity.commands.{name.replace('-', '_')}").command
 
-    def make_context(self, *arguments, **options) -> click.Context:
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         with pipes_are_outputs():
             return super().make_context(*arguments, **options)
 
-    def invoke(self, ctx: click.Context):
+    def invoke(self, ctx: click.Context) -> Any:
         with pipes_are_outputs():
             return super().invoke(ctx)
 
@@ -66,7 +67,7 @@ def pipes_are_outputs() -> Iterator[None]:
 @click.option(
     "--project",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Folder whose manifests/, splits/ and golden/ add to or replace ours; by default the current one.",
+    help="Folder whose manifests/, splits/ and golden/ add to ours or replace them. Default: the current one.",
 )
 def commands(project: Path | None) -> None:
     """samebytes: same identity, same bytes. Parity tests for concurrent LLM serving."""

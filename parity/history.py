@@ -16,12 +16,13 @@ from scheduler.telemetry import StepRecord
 @dataclass(frozen=True, slots=True)
 class TraceStep:
     """One executed step: what was planned, which calls ran, what came back (None:
-    nothing ran or the engine failed).
+    nothing ran or the engine failed). ``is_given_up``: it was in flight behind a step that failed.
     """
 
     step: int
     flight: Flight
     result: IterationResult | None
+    is_given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Earlier:
     fault: Fault
     completion: Completion
     ended_at: int
-    emitted_at: tuple[int, ...]
+    given_at: tuple[int, ...]
     stream: tuple[int, ...]
 
 
@@ -50,13 +51,14 @@ class Earlier:
 class Run:
     """The history of one case.
 
-    ``emitted_at[i]`` lists the scheduler step of every token of session i, ``streams[i]`` those tokens as
-    the engine gave them, which is what a caller that streams has seen; ``ended_at[i]`` is the step after
-    which its end was there. ``earlier`` are generations that were given up, all else is of the last one.
-    ``findings`` are what the driver saw go wrong while it ran: no progress, illegal transitions, lost
-    cells, ends. ``answers`` are what the sessions gave, ``logits`` their rows, float32 [n_vocab] for each
-    generated token, where the engine shows them; ``leftovers`` what is still held after the case, ``lost``
-    which stage of a chain ended, and how.
+    ``emitted_at[i]`` lists the scheduler step that computed every token of session i, ``given_at[i]`` the
+    newest step when it was given to the caller (another one where several are in flight), ``streams[i]``
+    those tokens as the engine gave them, which is what a caller that streams has seen; ``ended_at[i]`` is
+    the step after which its end was there. ``earlier`` are generations that were given up, all else is of
+    the last one. ``findings`` are what the driver saw go wrong while it ran: no progress, illegal
+    transitions, lost cells, ends. ``answers`` are what the sessions gave, ``logits`` their rows, float32
+    [n_vocab] for each generated token, where the engine shows them; ``leftovers`` what is still held after
+    the case, ``lost`` which stage of a chain ended, and how.
     """
 
     case: Case
@@ -65,6 +67,7 @@ class Run:
     records: list[StepRecord] = field(default_factory=list)
     trace: list[TraceStep] = field(default_factory=list)
     emitted_at: dict[int, list[int]] = field(default_factory=dict)
+    given_at: dict[int, list[int]] = field(default_factory=dict)
     streams: dict[int, list[int]] = field(default_factory=dict)
     ended_at: dict[int, int] = field(default_factory=dict)
     earlier: list[Earlier] = field(default_factory=list)

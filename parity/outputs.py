@@ -7,6 +7,7 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -103,8 +104,8 @@ class OutputPath(click.Path):
         super().__init__(path_type=Path)
         self.folder, self.seekable = folder, seekable
 
-    def convert(self, value, parameter: click.Parameter | None, context: click.Context | None) -> Path:
-        path = super().convert(value, parameter, context)
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Path:
+        path = Path(os.fsdecode(super().convert(value, parameter, context)))
         if not context or not context.resilient_parsing:
             if self.seekable and is_stream(path):
                 raise UsageError("the output is no file", where=str(path), why="it is a device or a pipe")

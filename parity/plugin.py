@@ -17,6 +17,8 @@ from parity.store import REPOSITORY, SHIPPED
 ON_DEMAND = {
     "quantised": "runs models quantised by llama.cpp itself (slower)",
     "nightly": "too slow for the default suite, or needs downloaded models",
+    "transformers": "the reference beside Hugging Face transformers; needs torch and transformers, which no "
+    "lock has",
 }
 SUITES = "samebytes.suites"
 

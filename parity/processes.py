@@ -1,16 +1,15 @@
 """Containment: a worker process that runs one call after another and may die; a hang is ended after a bound.
 
-Nothing outlives its parent: every process of ours watches a connection that only its parent holds, and
-a program that is not ours asks the kernel for the same. Calls and answers are JSON lines; a call names
-a function ``module:function`` that takes and returns JSON-able data. Run as ``python -m
-parity.processes`` it is the worker itself.
+Nothing outlives its parent: every process of ours watches a connection that only its parent holds; a
+program that is not ours runs below one that does (``parity.systems.guard``). Calls and answers are JSON
+lines; a call names a function ``module:function`` that takes and returns JSON-able data. Run as
+``python -m parity.processes`` it is the worker itself.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import functools
 import importlib
 import json
@@ -27,7 +26,8 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from typing import IO, Any
 
 import numpy as np
 
@@ -64,7 +64,9 @@ def end_with(descriptor: int) -> None:
 
 def end_with_parent() -> None:
     """``end_with`` for a process that ``multiprocessing`` started."""
-    end_with(multiprocessing.parent_process().sentinel)
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # so it was started
+    end_with(parent.sentinel)
 
 
 @contextlib.contextmanager
@@ -84,37 +86,6 @@ def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
         raise
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-
-
-def bound_to_this_process(command: Sequence[str]) -> list[str]:
-    """The command line of a program that is not ours, so that the kernel ends it with this process.
-
-    The kernel takes the thread that starts it for the parent: start it from one that stays.
-    """
-    run = "from parity.processes import run_bound; run_bound()"
-    return [
-        sys.executable,
-        "-c",
-        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); {run}",
-        str(os.getpid()),
-        *command,
-    ]
-
-
-def run_bound() -> None:
-    """Become the program of the command line; where the kernel cannot bind it, it runs unbound."""
-    parent, *command = sys.argv[1:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(parent):
-            return  # it ended before the kernel was asked
-    try:
-        os.execvp(command[0], command)
-    except OSError as error:
-        sys.exit(f"{command[0]}: {error.strerror}")
 
 
 def pid_here(arguments: dict[str, Any]) -> int:
@@ -138,63 +109,88 @@ class CallFailed(RuntimeError):
         super().__init__(line)
 
 
+@dataclass(frozen=True, slots=True)
+class _WorkerProcess:
+    """A worker's process and its three streams."""
+
+    process: subprocess.Popen[bytes]
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+    stderr: IO[bytes]  # a file, so that nothing blocks on it
+
+    def said_since(self, begin: int) -> str:
+        """What it wrote to standard error from offset ``begin`` on; of much, the end."""
+        end = self.stderr.seek(0, os.SEEK_END)
+        self.stderr.seek(max(begin, end - STDERR_TAIL_BYTES))
+        return self.stderr.read().decode(errors="replace")
+
+    def close(self) -> None:
+        self.stdin.close()
+        self.stdout.close()
+        self.process.kill()
+        self.process.wait()
+        self.stderr.close()
+
+
 class Worker:
     """A process with its own environment, started at the first call and again after a death."""
 
     def __init__(self, environment: tuple[tuple[str, str], ...] = ()) -> None:
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stderr = None
+        self._process: _WorkerProcess | None = None
 
     def call(self, function: str, arguments: dict[str, Any], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
         """Answer of ``function(arguments)``. Raises ``WorkerDied``, ``UsageError`` or ``CallFailed``."""
-        process = self._running()
-        self._stderr.seek(0, os.SEEK_END)
-        begin = self._stderr.tell()
+        running = self._running()
+        begin = running.stderr.seek(0, os.SEEK_END)
         try:
-            process.stdin.write(json.dumps({"function": function, "arguments": arguments}).encode() + b"\n")
-            process.stdin.flush()
-            line = self._read_line(process, timeout_s)
+            running.stdin.write(json.dumps({"function": function, "arguments": arguments}).encode() + b"\n")
+            running.stdin.flush()
+            line = self._read_line(running, timeout_s)
         except (BrokenPipeError, TimeoutError) as error:
-            raise self._died(begin, timed_out=isinstance(error, TimeoutError), timeout_s=timeout_s) from error
+            timed_out = isinstance(error, TimeoutError)
+            raise self._died(running, begin, timed_out=timed_out, timeout_s=timeout_s) from error
         if not line:
-            raise self._died(begin, timed_out=False, timeout_s=timeout_s)
+            raise self._died(running, begin, timed_out=False, timeout_s=timeout_s)
         answer = json.loads(line)
         if "usage" in answer:
             raise UsageError(answer["usage"])
         if "error" in answer:
-            raise CallFailed(answer["error"], self._said_since(begin))
+            raise CallFailed(answer["error"], running.said_since(begin))
         return answer["answer"]
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self.close()
-            environment = {**WORKER_DEFAULTS, **os.environ, **dict(self._environment)}
-            environment["PYTHONPATH"] = os.pathsep.join(
-                filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")])
-            )
-            self._stderr = tempfile.TemporaryFile()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "parity.processes"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                env=environment,
-            )
+    def _running(self) -> _WorkerProcess:
+        if self._process is not None and self._process.process.poll() is None:
+            return self._process
+        self.close()
+        environment = {**WORKER_DEFAULTS, **os.environ, **dict(self._environment)}
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(REPOSITORY), environment.get("PYTHONPATH", "")])
+        )
+        stderr = tempfile.TemporaryFile()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "parity.processes"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=environment,
+        )
+        assert process.stdin is not None and process.stdout is not None  # they were asked for
+        self._process = _WorkerProcess(process, process.stdin, process.stdout, stderr)
         return self._process
 
-    def _read_line(self, process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
-        ready, _, _ = select.select([process.stdout], [], [], timeout_s)
+    @staticmethod
+    def _read_line(running: _WorkerProcess, timeout_s: float) -> bytes:
+        ready, _, _ = select.select([running.stdout], [], [], timeout_s)
         if not ready:
             raise TimeoutError
-        return process.stdout.readline()
+        return running.stdout.readline()
 
-    def _died(self, begin: int, *, timed_out: bool, timeout_s: float) -> WorkerDied:
-        process = self._process
+    def _died(self, running: _WorkerProcess, begin: int, *, timed_out: bool, timeout_s: float) -> WorkerDied:
         if timed_out:
-            process.kill()
-        code = process.wait()
-        stderr = self._said_since(begin)
+            running.process.kill()
+        code = running.process.wait()
+        stderr = running.said_since(begin)
         self.close()
         if timed_out:
             return WorkerDied(f"no answer within {timeout_s:g} s, ended", stderr)
@@ -202,28 +198,16 @@ class Worker:
         ended = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         return WorkerDied(f"{ended}{': ' + said if said else ''}", stderr)
 
-    def _said_since(self, begin: int) -> str:
-        """What the process wrote to standard error from offset ``begin`` on; of much, the end."""
-        end = self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(begin, end - STDERR_TAIL_BYTES))
-        return self._stderr.read().decode(errors="replace")
-
     @property
     def pid(self) -> int | None:
         """Process id of the running worker, or None."""
-        return self._process.pid if self._process is not None else None
+        return None if self._process is None else self._process.process.pid
 
     def close(self) -> None:
         """End the process, if there is one."""
         if self._process is not None:
-            for stream in (self._process.stdin, self._process.stdout):
-                stream.close()
-            self._process.kill()
-            self._process.wait()
+            self._process.close()
             self._process = None
-        if self._stderr is not None:
-            self._stderr.close()
-            self._stderr = None
 
 
 def engine_message(stderr: str) -> str:
@@ -288,7 +272,7 @@ class Wire:
     def send(self, header: dict[str, Any], payload: np.ndarray | None = None) -> None:
         """Send a frame. Raises ``WireClosed`` or ``WireSilent``."""
         text = json.dumps(header).encode()
-        data = b"" if payload is None else memoryview(np.ascontiguousarray(payload)).cast("B")
+        data = b"" if payload is None else np.ascontiguousarray(payload).data.cast("B")
         try:
             self.connection.sendall(LENGTHS.pack(len(text), len(data)) + text)
             if len(data):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Any
@@ -140,6 +140,7 @@ class Case:
     split: str | None = None
     stage_cells: tuple[int, ...] = ()
     ms_per_step: float = 10.0
+    steps_in_flight: int = 1
 
     def step_limits(self) -> StepLimits:
         """The scheduler's limits of this case."""
@@ -150,11 +151,14 @@ class Case:
             max_waiting=self.max_waiting,
             prefix_cache=self.prefix_cache,
             prefix_block_tokens=self.prefix_block_tokens,
+            steps_in_flight=self.steps_in_flight,
         )
 
     def to_json(self) -> str:
         """The case as a file's text: stable, indented, one key a line."""
         data = {"format": CASE_FORMAT, **asdict(self, dict_factory=plain)}
+        if self.steps_in_flight == 1:
+            del data["steps_in_flight"]  # files of cases that were written before it was there stay the same
         return json.dumps(data, indent=1, sort_keys=False) + "\n"
 
     @staticmethod
@@ -162,21 +166,29 @@ class Case:
         """Read what ``to_json`` wrote. Raises ``UsageError`` naming ``where`` and the key that is wrong."""
         try:
             data = load_json(text)
-            if not isinstance(data, dict) or data.pop("format", None) != CASE_FORMAT:
+        except ValueError as error:
+            raise _unreadable(error, where=where) from error
+        return Case.from_data(data, where=where)
+
+    @staticmethod
+    def from_data(data: Any, *, where: str = "case") -> Case:
+        """The case that such a text holds, from its data. Raises ``UsageError`` like ``from_json``."""
+        try:
+            if not isinstance(data, dict) or data.get("format") != CASE_FORMAT:
                 raise ValueError(f"not a case file of format {CASE_FORMAT}")
-            data.pop("brought", None)  # who ran it is no part of what ran
-            case = read_record(Case, data)
+            ours = ("format", "brought")  # who ran it is no part of what ran
+            case = read_record(Case, {key: value for key, value in data.items() if key not in ours})
             case.step_limits()
             for index, session in enumerate(case.sessions):
                 session.to_request(index, arrival_ms=0.0)
             return case
         except ValueError as error:
-            raise UsageError(
-                "case cannot be read",
-                where=where,
-                why=str(error),
-                todo="write it with a failing run or `parity fuzz`",
-            ) from error
+            raise _unreadable(error, where=where) from error
+
+
+def _unreadable(error: ValueError, *, where: str) -> UsageError:
+    todo = "write it with a failing run or `parity fuzz`"
+    return UsageError("case cannot be read", where=where, why=str(error), todo=todo)
 
 
 def plain(items: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -338,7 +350,8 @@ def broken_outcome(case: Case, error: str, *, stderr: str) -> Outcome:
 
 def outcome_to_data(outcome: Outcome) -> dict[str, Any]:
     """JSON-able form of an outcome without its case; ``problems`` are the findings' texts."""
-    data = asdict(replace(outcome, case=None))
+    data = asdict(outcome)
+    data["case"] = None
     data["verdict"], data["problems"] = outcome.verdict.value, list(outcome.problems)
     return data
 

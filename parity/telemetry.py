@@ -6,14 +6,16 @@ import contextlib
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from parity.errors import UsageError
 from scheduler.telemetry import GAUGES, StepRecord
 
-Step = dict[str, float]
+Step = dict[str, Any]  # a number by name, and ``preemptions``: one dictionary each
+PREEMPTION_KEYS = ("reason", "mode", "policy", "client", "epoch")
 
 TOKENS = {"prefill_tokens": "prefill", "decode_tokens": "decode", "recompute_tokens": "recompute"}
 QUEUES = {"running": "running", "waiting": "waiting", "suspended": "suspended"}
@@ -28,10 +30,11 @@ def step_log(path: Path | None) -> Iterator[Callable[[StepRecord], None]]:
     if path is None:
         yield lambda record: None
         return
+    file: io.FileIO | None
     try:
         file = open(path, "wb", buffering=0)
     except OSError as error:
-        raise UsageError("telemetry cannot be written", where=str(path), why=error.strerror) from error
+        raise UsageError("telemetry cannot be written", where=str(path), why=str(error.strerror)) from error
 
     def write(record: StepRecord) -> None:
         nonlocal file
@@ -61,7 +64,7 @@ def read_steps(path: Path) -> list[Step]:
             continue
         try:
             step = json.loads(line)
-            missing = [name for name in names if name not in step]
+            missing = [name for name in (*names, "preemptions") if name not in step]
         except (ValueError, TypeError) as error:
             raise UsageError("not a step record", where=f"{path}:{number}", why=str(error)) from error
         if missing:
@@ -76,6 +79,23 @@ def read_steps(path: Path) -> list[Step]:
     return steps
 
 
+def preemption_counts(steps: Iterable[Step]) -> list[dict[str, Any]]:
+    """Preemptions and the rows that they took away, by reason, mode, policy, client and epoch; an epoch above
+    1 is a session that was preempted before.
+    """
+    counts: Counter[tuple] = Counter()
+    rows: Counter[tuple] = Counter()
+    for step in steps:
+        for item in step["preemptions"]:
+            key = tuple(item[name] for name in PREEMPTION_KEYS)
+            counts[key] += 1
+            rows[key] += item["released_rows"]
+    return [
+        dict(zip(PREEMPTION_KEYS, key, strict=True)) | {"count": counts[key], "released_rows": rows[key]}
+        for key in sorted(counts)
+    ]
+
+
 class Totals:
     """Sums of the counters and maxima of the gauges over all steps."""
 
@@ -88,6 +108,11 @@ class Totals:
         self.steps += 1
         for name, old in self.values.items():
             self.values[name] = max(old, step[name]) if name in GAUGES else old + step[name]
+
+    @property
+    def bubble_share(self) -> float:
+        """The part of the places for steps in flight that were empty when steps were launched."""
+        return self.values["pipeline_bubbles"] / max(self.values["pipeline_places"], 1)
 
     def as_dict(self) -> dict[str, float]:
         return {"steps": self.steps, **self.values}
@@ -118,7 +143,7 @@ def plot_steps(steps: list[Step], *, kind: str) -> bytes:
     return picture.getvalue()
 
 
-def _lines(axes: Any, numbers: list[float], steps: list[Step], names: dict[str, str], unit: str) -> None:
+def _lines(axes: Any, numbers: Sequence[float], steps: list[Step], names: dict[str, str], unit: str) -> None:
     for name, label in names.items():
         axes.plot(numbers, [step[name] for step in steps], label=label, drawstyle="steps-post")
     axes.set(ylabel=unit)

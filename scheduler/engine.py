@@ -94,12 +94,28 @@ class Engine(Protocol):
         """Apply memory operations outside a step, per stage. Raises ``EngineFailure``."""
 
 
+class OverlappingEngine(Engine, Protocol):
+    """An engine that can be given a step while an earlier one is still on its way through the stages.
+
+    Every stage carries out steps, and the operations in them, in the order of their launch.
+    """
+
+    def launch(self, plan: IterationPlan, batch: Batch, now_ms: float) -> None:
+        """Begin a step and return at once. Raises ``EngineFailure``."""
+
+    def collect(self) -> IterationResult:
+        """The result of the oldest launched step, waited for. Raises ``EngineFailure``: then that step and
+        all behind it are over.
+        """
+
+
 def completed_result(
     plan: IterationPlan, batch: Batch, tokens: Sequence[int], *, started_ms: float, finished_ms: float
 ) -> IterationResult:
     """The result of a batch that ran whole; ``tokens[i]`` answers ``batch.samples[i]``."""
     emitted = {sample.request_id: token for sample, token in zip(batch.samples, tokens, strict=True)}
-    chunks, debits = [], {}
+    chunks: list[ChunkResult] = []
+    debits: dict[str, int] = {}
     for chunk, epoch, client, committed in zip(
         plan.chunks, batch.epochs, batch.clients, batch.committed, strict=True
     ):

@@ -6,9 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from scheduler.engine import Batch, Call, Sample
-from scheduler.records import BudgetLedger, IntentKind, IterationPlan, Preemption, SessionView
+from scheduler.records import (
+    AllocationResult,
+    BudgetLedger,
+    IntentKind,
+    IterationPlan,
+    Preemption,
+    PreemptionCause,
+    SessionView,
+)
+from scheduler.telemetry import StepRecord
 
 ENTRIES = (IntentKind.ADMIT, IntentKind.RESUME)
 
@@ -16,16 +26,19 @@ ENTRIES = (IntentKind.ADMIT, IntentKind.RESUME)
 @dataclass(slots=True)
 class Flight:
     """A step between launch and commit. ``views`` are the planned sessions as they were at launch;
-    ``preemptions`` are those since the step before.
+    ``preemptions`` are those since the step before, ``allocations`` what the memory said to each intent to
+    enter. ``late`` says what becomes of a session when the step
+    returns: "cancel", or why it is preempted.
     """
 
     plan: IterationPlan
     batch: Batch
     views: dict[str, SessionView]
     started_ms: float
-    # request id -> "cancel" or "preempt", asked for in flight
-    late: dict[str, str] = field(default_factory=dict)
+    late: dict[str, Literal["cancel"] | PreemptionCause] = field(default_factory=dict)
     preemptions: list[Preemption] = field(default_factory=list)
+    allocations: tuple[AllocationResult, ...] = ()
+    record: StepRecord = field(default_factory=StepRecord)
 
 
 def compose_batch(
@@ -35,7 +48,9 @@ def compose_batch(
     stages: tuple[tuple[Call, ...], ...],
 ) -> Batch:
     """The rows of a plan in plan order, what is sampled from them, and the calls that compute them."""
-    tokens, positions, offsets, samples = [], [], [0], []
+    tokens: list[int] = []
+    positions: list[int] = []
+    offsets, samples = [0], []
     for chunk, view in zip(plan.chunks, views.values(), strict=True):
         start, stop, request = chunk.start, chunk.stop, view.request
         count = len(request.prompt)

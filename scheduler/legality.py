@@ -42,8 +42,8 @@ def validate_plan(state: SchedulerState, plan: records.IterationPlan, policy: Po
     intents: dict[str, IntentKind] = {}
     for intent in plan.intents:
         view = state.views.get(intent.request_id)
-        stale = view is None or view.request.generation != intent.generation
-        require(not stale, "intent for a stale session", intent)
+        if view is None or view.request.generation != intent.generation:
+            raise records.IllegalTransition(f"intent for a stale session: {intent}")
         require(intent.request_id not in intents, "two intents for one session", intent)
         require(view.state in _INTENT_STATES[intent.kind], "intent of a session in another queue", intent)
         intents[intent.request_id] = intent.kind
@@ -55,10 +55,10 @@ def validate_plan(state: SchedulerState, plan: records.IterationPlan, policy: Po
     for name, kind in intents.items():
         require((name in planned) is (kind in _ENTRIES), "entry goes exactly with its first chunk", name)
     tokens = sum(planned.values())
-    ledger = BudgetLedger(state.max_num_batched_tokens, state.max_num_seqs, tokens, len(planned))
+    ledger = BudgetLedger(state.max_num_batched_tokens, state.step_seqs, tokens, len(planned))
     require(plan.ledger == ledger, "ledger drift", plan.ledger)
     require(tokens <= state.max_num_batched_tokens, "token budget exceeded", tokens)
-    require(len(planned) <= state.max_num_seqs, "sequence budget exceeded", len(planned))
+    require(len(planned) <= state.step_seqs, "sequence budget exceeded", len(planned))
     kinds = list(intents.values())
     running = len(state.running) + sum(map(kinds.count, _ENTRIES)) - kinds.count(IntentKind.PREEMPT)
     require(running <= state.max_num_seqs, "more sessions run than max_num_seqs", running)
@@ -69,7 +69,8 @@ def validate_plan(state: SchedulerState, plan: records.IterationPlan, policy: Po
 
 def _check_chunk(state: SchedulerState, chunk: records.PlannedChunk, intent: IntentKind | None) -> None:
     view = state.views.get(chunk.request_id)
-    require(view is not None, "session is unknown, or has ended", chunk)
+    if view is None:
+        raise records.IllegalTransition(f"session is unknown, or has ended: {chunk}")
     require(
         (chunk.generation, chunk.version) == (view.request.generation, view.version),
         "chunk planned from a stale generation or snapshot",
@@ -116,8 +117,8 @@ def validate_result(
     debits: dict[str, int] = {}
     for item in result.chunks:
         chunk = planned.pop(item.request_id, None)
-        is_planned = chunk is not None and chunk.generation == item.generation
-        require(is_planned, "result completes unplanned work", item)
+        if chunk is None or chunk.generation != item.generation:
+            raise records.IllegalTransition(f"result completes unplanned work: {item}")
         inside = item.before == chunk.start <= item.after <= chunk.stop
         require(inside, "progress outside the planned interval", item)
         require(item.after == chunk.stop, "chunk completed in part", item)

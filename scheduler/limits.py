@@ -39,7 +39,7 @@ class PoolLimits:
     ``recurrent``: each sequence also owns a state, so calls hold equally many rows per session and a
     partial removal is refused while it lives. With ``pad_lone_rows`` a call of up to ``max_call_rows``
     rows never holds a single one (row numerics). A window cache has as many cells as the pool and places
-    alike, so it never binds first.
+    alike, so it never binds first. ``cell_bytes``, for telemetry alone, is the size of a cell, 0 if unknown.
     """
 
     layout: Layout = Layout.UNIFIED
@@ -49,6 +49,7 @@ class PoolLimits:
     sharing: Sharing = Sharing.POSITIONAL
     max_call_rows: int = 63
     pad_lone_rows: bool = True
+    cell_bytes: int = 0
 
     def __post_init__(self) -> None:
         _require(self.num_cells >= 1, f"pool of {self.num_cells} cells: must hold at least one")
@@ -78,7 +79,8 @@ class PoolLimits:
 class StepLimits:
     """Budgets of one step and bounds of the queue. ``max_chunk_tokens`` bounds one session's chunk,
     ``max_idle_steps`` the steps without progress; ``prefix_block_tokens`` is the granularity at which a
-    recurrent state is kept and the shortest prefix worth an entry.
+    recurrent state is kept and the shortest prefix worth an entry; ``steps_in_flight`` bounds the steps that
+    run at a time, usefully as many as there are stages.
     """
 
     max_num_batched_tokens: int = 2048
@@ -88,6 +90,7 @@ class StepLimits:
     max_idle_steps: int = 64
     prefix_cache: bool = True
     prefix_block_tokens: int = 16
+    steps_in_flight: int = 1
 
     def __post_init__(self) -> None:
         for name in (
@@ -97,5 +100,6 @@ class StepLimits:
             "max_waiting",
             "max_idle_steps",
             "prefix_block_tokens",
+            "steps_in_flight",
         ):
             _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}: must be at least 1")

@@ -1,9 +1,15 @@
-"""The step: admit, compose, execute, post, preempt. The only caller of an engine."""
+"""The step: admit, compose, execute, post, preempt. The only caller of an engine.
+
+Up to ``steps_in_flight`` steps are in flight at a time, so that the stages of a chain overlap. A session is
+in one of them at most: its next row needs the token of its last one. To policies it is not ready meanwhile.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 from types import MappingProxyType
 
 from scheduler import records, resume
@@ -13,16 +19,21 @@ from scheduler.legality import require, validate_plan, validate_result
 from scheduler.limits import StepLimits
 from scheduler.memory import Blocked, Memory
 from scheduler.policy.base import Policy
+from scheduler.policy.cost import deadline_ms
 from scheduler.policy.plan import plan_alone
+from scheduler.policy.reservation import request_allocation
 from scheduler.policy.state import SchedulerState
 from scheduler.progress import Progress, Rung
 from scheduler.records import (
+    Allocation,
+    AllocationResult,
     FinishReason,
     IntentKind,
     NoProgress,
     Phase,
     PolicyFailure,
     Preemption,
+    PreemptionCause,
     PreemptionMode,
     PreemptionReason,
     Refusal,
@@ -50,6 +61,8 @@ class Scheduler:
     preemption in ``flight.preemptions``.
     """
 
+    overlaps_steps = True  # a scheduler without this is driven with one step in flight
+
     def __init__(
         self,
         engine: Engine,
@@ -65,6 +78,7 @@ class Scheduler:
         policy.check_limits(steps, max_session_tokens=self.memory.max_session_rows + 1)
         self.table = SessionTable()
         self.policy_memory = policy.start()
+        self._policy_asked = _PolicyAsked(self._failure_of_policy)
         self._decision = 0
         self._now_ms = 0.0
         self._progress = Progress(steps.max_idle_steps)
@@ -75,17 +89,18 @@ class Scheduler:
             None  # raised in an event, reported when the books are whole
         )
         self._preemptions: list[Preemption] = []  # since the last step began
+        self._allocations: tuple[AllocationResult, ...] = ()  # of the step that begins
         self._suspended_ms: dict[str, float] = {}
         self._failures: dict[str, int] = {}  # failed steps of a session since it last had a new row
-        self._flight: Flight | None = None
-        self._record = StepRecord()
+        self._flights: deque[Flight] = deque()  # in the order of their launch
+        self._record = StepRecord()  # of the oldest step in flight, or of the next one
 
     # -- the door
 
     def submit(self, request: records.Request, now_ms: float) -> Refusal | None:
         """Accept a request (None) or refuse it, typed.
 
-        Raises ``IllegalTransition`` for an id that is in use.
+        Raises ``IllegalTransition`` for an id that is in use, ``PolicyFailure`` when the policy does.
         """
         refusal = self._refusal(request, now_ms)
         if refusal is None:
@@ -100,17 +115,18 @@ class Scheduler:
             return Refusal(name, why, False, rows, most)
         if len(self.table.waiting) >= self.steps.max_waiting:
             return Refusal(name, f"queue is full with {self.steps.max_waiting} requests", True, 1)
-        return self.policy.refuse(self.state(now_ms), request)
+        with self._policy_asked:
+            return self.policy.refuse(self.state(now_ms), request)
 
     def cancel(self, request_id: str, now_ms: float) -> bool:
         """End a session in whatever state it is; False if it is not live.
 
         What it has in flight will be dropped.
         """
-        view, flight = self.table.views.get(request_id), self._flight
+        view, flight = self.table.views.get(request_id), self._flight_of(request_id)
         if view is None or (flight is not None and flight.late.get(request_id) == "cancel"):
             return False
-        if flight is not None and request_id in flight.views:
+        if flight is not None:
             flight.late[request_id] = "cancel"  # its cells are in use until the engine returns
             return True
         self._record.cancelled += 1
@@ -119,15 +135,16 @@ class Scheduler:
 
     def preempt(self, request_id: str, now_ms: float) -> bool:
         """Suspend a running session now, or when its step in flight returns; False if it is not running."""
-        view, flight = self.table.views.get(request_id), self._flight
+        view = self.table.views.get(request_id)
         if view is None or view.state is not SessionState.RUNNING:
             return False
-        if flight is not None and request_id in flight.views:
-            flight.late.setdefault(request_id, "preempt")
-        else:
-            self._suspend(view, now_ms, reason=PreemptionReason.ASKED)
+        self._suspend_when_landed(view, now_ms, PreemptionCause(self._decision, PreemptionReason.ASKED))
         self._is_disturbed = True
         return True
+
+    def _flight_of(self, request_id: str) -> Flight | None:
+        """The step in flight that the session is in, or None."""
+        return next((flight for flight in self._flights if request_id in flight.views), None)
 
     def set_ready(self, request_id: str, ready: bool) -> None:
         """A foreign owner reports that a session's next work can or cannot run."""
@@ -141,11 +158,19 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Nothing is live and nothing is in flight."""
-        return not self.table.views and self._flight is None
+        return not self.table.views and not self._flights
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that were begun, and neither finished nor failed."""
+        return len(self._flights)
 
     def state(self, now_ms: float) -> SchedulerState:
-        """What policies see now."""
+        """What policies see now. A session in flight is shown as it will be when its rows are computed, and
+        not ready.
+        """
         table, steps = self.table, self.steps
+        views = {**table.views, **self._views_in_flight()} if self._flights else table.views
         return SchedulerState(
             self._decision,
             table.version,
@@ -153,19 +178,38 @@ class Scheduler:
             table.waiting.keys(),
             table.running.keys(),
             table.suspended.keys(),
-            MappingProxyType(table.views),
+            MappingProxyType(views),
             self.memory,
             steps.max_num_batched_tokens,
             steps.max_num_seqs,
             steps.max_chunk_tokens,
             MappingProxyType(table.service),
             self.policy_memory,
+            self._seqs_per_step(),
         )
+
+    def _views_in_flight(self) -> dict[str, SessionView]:
+        views = {}
+        for flight in self._flights:
+            for chunk in flight.plan.chunks:
+                view = self.table.views[chunk.request_id]
+                views[chunk.request_id] = replace(
+                    view, computed=chunk.stop, committed=max(view.committed, chunk.stop), ready=False
+                )
+        return views
+
+    def _seqs_per_step(self) -> int | None:
+        """Sessions that one step may run: with several in flight an equal part, so that each has some."""
+        most, depth = self.steps.max_num_seqs, self.steps.steps_in_flight
+        return None if depth == 1 else max(1, -(-min(len(self.table.views), most) // depth))
 
     # -- the step
 
     def step(self, now_ms: float) -> StepRecord:
-        """One iteration. Raises ``SchedulerFailure``, of which ``NoProgress`` is one."""
+        """One iteration, with no other step in flight. Raises ``SchedulerFailure``, of which ``NoProgress``
+        is one. For several steps in flight there is ``scheduler.pipeline.Pipeline``.
+        """
+        require(not self._flights, "a step is already in flight", self._decision)
         flight = self.begin(now_ms)
         try:
             result = self.engine.execute(flight.plan, flight.batch, now_ms) if flight.plan.chunks else None
@@ -175,23 +219,45 @@ class Scheduler:
 
     def begin(self, now_ms: float) -> Flight:
         """Plan, make room, admit and compose: everything before the engine. The flight must be finished or
-        failed. Raises ``SchedulerFailure``: then nothing is in flight, and the books are whole.
+        failed, after those that were begun before it. Raises ``SchedulerFailure``: then this step is not in
+        flight, and the books are whole.
         """
-        require(self._flight is None, "a step is already in flight", self._decision)
+        most = self.steps.steps_in_flight
+        require(len(self._flights) < most, f"{most} steps are already in flight", self._decision)
         self._decision += 1
         self._now_ms = now_ms
+        if self._flights:
+            self._record = StepRecord()
         try:
             plan = self._prepare(now_ms)
         except SchedulerFailure:
             self._forget_step()
+            self._record = self._flights[0].record if self._flights else self._record
             raise
         views = {chunk.request_id: self.table.views[chunk.request_id] for chunk in plan.chunks}
         stages = tuple(pool.take_calls() for pool in self.memory.pools)
         batch = compose_batch(plan, views, self.table.outputs, stages)
-        self._flight = Flight(plan, batch, views, now_ms, preemptions=self._preemptions)
-        self._preemptions = []
+        flight = Flight(
+            plan,
+            batch,
+            views,
+            now_ms,
+            preemptions=self._preemptions,
+            allocations=self._allocations,
+            record=self._record,
+        )
+        self._preemptions, self._allocations = [], ()
         self.memory.counts(self._record)  # when rows are placed the pool is fullest
-        return self._flight
+        self._flights.append(flight)
+        self._count_bubbles(flight.record)
+        self._record = self._flights[0].record
+        return flight
+
+    def _count_bubbles(self, record: StepRecord) -> None:
+        """At a launch: how many places for steps in flight there are, and how many of them hold no rows."""
+        record.steps_in_flight = sum(bool(flight.plan.chunks) for flight in self._flights)
+        record.pipeline_places = self.steps.steps_in_flight
+        record.pipeline_bubbles = record.pipeline_places - record.steps_in_flight
 
     def _prepare(self, now_ms: float) -> records.IterationPlan:
         """The plan as it will run: made, its wishes granted, its rows placed, its entries carried out."""
@@ -200,9 +266,10 @@ class Scheduler:
         self._apply_wishes(plan, now_ms)
         entering = [intent.request_id for intent in plan.intents if intent.kind in ENTRIES]
         fitted, has_preempted = self._fit(plan_without(plan, entering), now_ms)
-        if not entering or has_preempted:  # nobody enters in a step in which somebody had to give way
-            return fitted
-        return self._enter_all(plan_without(plan, self._left_out(plan, fitted)), entering, now_ms)
+        if entering and not has_preempted:  # nobody enters in a step in which somebody had to give way
+            fitted = self._enter_all(plan_without(plan, self._left_out(plan, fitted)), entering, now_ms)
+        self._allocations = self._answer_entries(plan, fitted)
+        return fitted
 
     def _forget_step(self) -> None:
         """Take back what a step that was never launched had placed and opened."""
@@ -213,13 +280,15 @@ class Scheduler:
 
     def _plan(self, now_ms: float) -> records.IterationPlan:
         """The policy's plan, or on the last rung of the escalation that of one session alone; validated."""
-        with self._policy_asked():
+        with self._policy_asked:
             state = self.state(now_ms)
-            alone = None if self._alone is None else self.table.views[self._alone]
+            alone = None if self._alone is None else state.views[self._alone]
             plan = (
                 self.policy.plan_iteration(state) if alone is None else plan_alone(state, self.policy, alone)
             )
             validate_plan(state, plan, self.policy)
+            for chunk in plan.chunks:
+                require(self._flight_of(chunk.request_id) is None, "session is in flight", chunk)
             self.policy_memory = self.policy.planned(state, plan)
         return plan
 
@@ -231,7 +300,8 @@ class Scheduler:
                 self._record.refused += 1
                 self._end(view, FinishReason.FAILED, now_ms, error=f"rejected: {intent.reason}")
             elif intent.kind is IntentKind.PREEMPT:
-                self._suspend(view, now_ms, reason=PreemptionReason.POLICY_INTENT, note=intent.reason)
+                cause = PreemptionCause(self._decision, PreemptionReason.POLICY_INTENT, note=intent.reason)
+                self._suspend_when_landed(view, now_ms, cause)
 
     # -- room for running sessions
 
@@ -258,36 +328,36 @@ class Scheduler:
         """
         requester = self.table.views[blocked.request_id]
         too_high = blocked.available >= blocked.rows
-        with self._policy_asked():
+        with self._policy_asked:
             state = self.state(now_ms)
             victim = blocked.request_id if too_high else self.policy.choose_victim(state, requester)
             names = tuple(state.running)
             scores = tuple(self.policy.victim_key(state, state.views[name]) for name in names)
             require(victim is None or victim in names, "the victim does not run", victim)
             index = [chunk.request_id for chunk in plan.chunks].index(blocked.request_id)
-            out = self.policy.unwind(plan, index, victim)
+            in_flight = victim is not None and self._flight_of(victim) is not None
+            # Cells of a victim in flight are free when its step returns: until then the requester waits.
+            out = [blocked.request_id] if in_flight else self.policy.unwind(plan, index, victim)
         if victim is not None:
-            kept = self.memory.shorten(requester, available=blocked.available) if too_high else 0
-            self._suspend(
-                self.table.views[victim],
-                now_ms,
-                kept=kept,
-                reason=PreemptionReason.OWN_CELLS_TOO_HIGH if too_high else PreemptionReason.NO_CELLS,
+            cause = PreemptionCause(
+                self._decision,
+                PreemptionReason.OWN_CELLS_TOO_HIGH if too_high else PreemptionReason.NO_CELLS,
                 requester=blocked.request_id,
                 wanted_rows=blocked.rows,
                 available_rows=blocked.available,
                 candidates=names,
                 scores=scores,
             )
+            self._suspend_when_landed(self.table.views[victim], now_ms, cause)
         return plan_without(plan, out), victim is not None
 
     def _rows_to_come(self) -> dict[str, int]:
         """Rows that are kept free for every running session: the policy's forecast, at least what
         it needs to get one row further.
         """
-        with self._policy_asked():
+        with self._policy_asked:
             state = self.state(self._now_ms)
-            views = map(self.table.views.__getitem__, self.table.running)
+            views = map(state.views.__getitem__, self.table.running)
             return {view.request_id: self._reserved(state, view) for view in views}
 
     def _reserved(self, state: SchedulerState, view: SessionView) -> int:
@@ -316,7 +386,7 @@ class Scheduler:
         others beyond what they share.
         """
         rows, state = self._rows_to_come(), self.state(self._now_ms)
-        with self._policy_asked():
+        with self._policy_asked:
             for chunk in plan.chunks:
                 if chunk.request_id not in rows:
                     view = state.views[chunk.request_id]
@@ -364,6 +434,24 @@ class Scheduler:
             self._enter(self.table.views[name], starts[name], now_ms)
         return plan
 
+    def _answer_entries(
+        self, whole: records.IterationPlan, fitted: records.IterationPlan
+    ) -> tuple[AllocationResult, ...]:
+        """What the memory said to each wish to enter: the epoch of its facts is the step."""
+        if not whole.intents:
+            return ()
+        entered = {intent.request_id: None for intent in fitted.intents if intent.kind in ENTRIES}
+        answers = []
+        for intent in whole.intents:
+            if intent.estimate is None:
+                continue
+            wish = request_allocation(intent.estimate, epoch=self._decision)
+            if wish is not None:
+                answer = Allocation.GRANTED if intent.request_id in entered else Allocation.UNAVAILABLE
+                answers.append(AllocationResult(wish, answer))
+                self._record.not_granted += answer is Allocation.UNAVAILABLE
+        return tuple(answers)
+
     def _enter(self, view: SessionView, cached: int, now_ms: float) -> None:
         record = self._record
         if view.state is SessionState.SUSPENDED:
@@ -391,18 +479,20 @@ class Scheduler:
     # -- after the engine
 
     def finish(self, result: records.IterationResult | None, now_ms: float) -> StepRecord:
-        """Post: apply a result, end sessions, keep prefixes, carry out what was asked in flight.
+        """Post: apply the result of the oldest step in flight, end sessions, keep prefixes, carry out what
+        was asked in flight.
 
         Raises ``IllegalTransition`` for a result that is not that of the step in flight, which then has to be
         ended by ``fail``; ``NoProgress`` and ``PolicyFailure`` when the result is applied.
         """
-        flight = self._flight
-        require(flight is not None, "a result without a step in flight", now_ms)
-        require(result is not None or not flight.plan.chunks, "no result for planned rows", self._decision)
+        require(bool(self._flights), "a result without a step in flight", now_ms)
+        flight = self._flights[0]
+        number = flight.plan.decision_id
+        require(result is not None or not flight.plan.chunks, "no result for planned rows", number)
         if result is not None:
             validate_result(flight.plan, result, flight.views, now_ms=flight.started_ms)
             self._record.engine_ms = result.finished_ms - result.started_ms
-        self._flight = None
+        self._flights.popleft()
         progressed, rebuilt = False, 0
         for item in result.chunks if result is not None else ():
             phase, rows = flight.views[item.request_id].phase_at(item.before), item.after - item.before
@@ -422,8 +512,8 @@ class Scheduler:
         return record
 
     def _apply_chunk(self, item: records.ChunkResult, phase: Phase, now_ms: float) -> None:
+        before, record = self.table.views[item.request_id], self._record
         view, rows = self.table.apply_chunk(item, phase, now_ms), item.after - item.before
-        record = self._record
         if phase is not Phase.REBUILD:  # what a failure took away and a rebuild gave back is not new
             self._failures.pop(item.request_id, None)
         counter, event = _TALLIES[phase]
@@ -433,6 +523,7 @@ class Scheduler:
         self._observe(event, view, now_ms, rows)
         if item.token is not None:
             self._observe("emitted", view, now_ms, 1)
+            record.late_after_resume += before.epoch > 0 and now_ms > deadline_ms(before)
             reason = self.table.finish_reason(view)
             if reason is not None:
                 record.finished += 1
@@ -440,21 +531,31 @@ class Scheduler:
 
     def _apply_late(self, flight: Flight, now_ms: float) -> None:
         for request_id, what in flight.late.items():
-            (self.cancel if what == "cancel" else self.preempt)(request_id, now_ms)
+            view = self.table.views.get(request_id)
+            if view is None:
+                continue  # it ended in this step
+            if what == "cancel":
+                self.cancel(request_id, now_ms)
+            elif view.state is SessionState.RUNNING:
+                self._suspend(view, now_ms, what)
+                self._is_disturbed = self._is_disturbed or what.reason is PreemptionReason.ASKED
 
     def fail(self, failure: EngineFailure, now_ms: float) -> StepRecord:
-        """The engine broke off: its memory is in doubt, so every running session is
-        suspended and the pool cleared.
+        """The engine broke off in the oldest step in flight: its memory is in doubt, so every running session
+        is suspended and the pool cleared. The steps behind that one are given up, whatever became of them.
 
         A session in whose steps this happens ``MAX_ENGINE_FAILURES`` times while it gets no
         further ends with a typed error.
         """
-        flight, self._flight = self._flight, None
-        require(flight is not None, "a failure without a step in flight", now_ms)
+        require(bool(self._flights), "a failure without a step in flight", now_ms)
+        flight, *behind = self._flights
+        self._flights.clear()
         self._record.engine_failures += 1
+        cause = PreemptionCause(self._decision, PreemptionReason.ENGINE_FAILURE, note=str(failure))
         for view in [self.table.views[request_id] for request_id in self.table.running]:
-            self._suspend(view, now_ms, reason=PreemptionReason.ENGINE_FAILURE, note=str(failure))
-        self._apply_late(flight, now_ms)
+            self._suspend(view, now_ms, cause)
+        for each in (flight, *behind):
+            self._apply_late(each, now_ms)
         flight.preemptions.extend(self._preemptions)
         self._preemptions = []
         for view in [self.table.views[name] for name in flight.views if name in self.table.views]:
@@ -465,6 +566,9 @@ class Scheduler:
         self.memory.reset()
         self._is_disturbed = True
         record = self._close(flight, now_ms)
+        for each in behind:
+            self._record = each.record
+            self._close(each, now_ms)
         self._raise_policy_failure()
         return record
 
@@ -472,10 +576,10 @@ class Scheduler:
         """End every live session with a typed error, whatever is in flight, and begin anew with an empty
         pool: the way on after a ``SchedulerFailure``. Raises ``EngineFailure`` if the engine does not clear.
         """
-        if self._flight is not None:
+        if self._flights:
             with contextlib.suppress(PolicyFailure):  # it is the policy that is given up
                 self.fail(EngineFailure(error), now_ms)
-        self._flight = None
+        self._flights.clear()
         for view in list(self.table.views.values()):
             self._record.failed += 1
             self._end(view, FinishReason.FAILED, now_ms, error=error)
@@ -518,16 +622,17 @@ class Scheduler:
             raise NoProgress(f"{progress.max_idle_steps} steps without progress, alone too: {oldest}")
 
     def _can_run(self, view: SessionView) -> bool:
-        with self._policy_asked():
+        with self._policy_asked:
             return self.policy.can_run(self.state(self._now_ms), view)
 
     def _run_alone(self, now_ms: float) -> None:
         """The oldest session that can run gets the pool to itself until it ends."""
         views = self.table.views
         self._alone = min((v for v in views.values() if self._can_run(v)), key=lambda v: v.index).request_id
+        cause = PreemptionCause(self._decision, PreemptionReason.ESCALATION, requester=self._alone)
         for name in list(self.table.running):
             if name != self._alone:
-                self._suspend(views[name], now_ms, reason=PreemptionReason.ESCALATION, requester=self._alone)
+                self._suspend_when_landed(views[name], now_ms, cause)
         if not self.memory.residences:
             self.memory.reset()
 
@@ -544,11 +649,12 @@ class Scheduler:
             memory.reset()
         if not table.views:
             self._apply_pending()
-        record.step, record.now_ms, record.step_ms = self._decision, now_ms, now_ms - flight.started_ms
+        record.step, record.now_ms = flight.plan.decision_id, now_ms
+        record.step_ms = now_ms - flight.started_ms
         queues = (table.running, table.waiting, table.suspended)
         record.running, record.waiting, record.suspended = map(len, queues)
         record.calls = sum(map(len, flight.batch.stages))
-        self._record = StepRecord()
+        self._record = self._flights[0].record if self._flights else StepRecord()
         return record
 
     def drain_prefixes(self) -> None:
@@ -561,64 +667,65 @@ class Scheduler:
 
     # -- single transitions
 
-    def _suspend(
-        self,
-        view: SessionView,
-        now_ms: float,
-        *,
-        reason: PreemptionReason,
-        kept: int = 0,
-        requester: str | None = None,
-        wanted_rows: int = 0,
-        available_rows: int = 0,
-        candidates: tuple[str, ...] = (),
-        scores: tuple[tuple, ...] = (),
-        note: str = "",
-    ) -> None:
-        """Intent, release, suspended, recorded; a session that keeps its first
-        ``kept`` rows is resumed at once.
+    def _suspend_when_landed(self, view: SessionView, now_ms: float, cause: PreemptionCause) -> None:
+        """``_suspend``, for a session in flight when its step returns: its cells are in use until then."""
+        flight = self._flight_of(view.request_id)
+        if flight is None:
+            self._suspend(view, now_ms, cause)
+        else:
+            flight.late.setdefault(view.request_id, cause)
+
+    def _suspend(self, view: SessionView, now_ms: float, cause: PreemptionCause) -> None:
+        """Intent, release, suspended, recorded; a session whose own cells lie too high keeps what rows it
+        can and is resumed at once.
         """
-        table, request_id = self.table, view.request_id
+        table, memory, request_id = self.table, self.memory, view.request_id
+        too_high = cause.reason is PreemptionReason.OWN_CELLS_TOO_HIGH
+        before = memory.available_cells()
+        kept = memory.shorten(view, available=cause.available_rows) if too_high else 0
         mode = PreemptionMode.REBUILD_TAIL if kept else PreemptionMode.RECOMPUTE
-        is_fallback = reason is PreemptionReason.OWN_CELLS_TOO_HIGH and not kept
+        is_fallback = too_high and not kept
         intent = resume.PreemptionIntent(
             resume.suspension_key(view),
-            reason=reason,
+            reason=cause.reason,
             mode=PreemptionMode.REBUILD_TAIL if is_fallback else mode,
             fallback=PreemptionMode.RECOMPUTE,
             target_rows=kept,
             policy=self.policy.identity,
-            decision_id=self._decision,
+            decision_id=cause.decision_id,
         )
         pending = table.apply_preemption(intent)
         if not kept:
-            self.memory.retire(request_id)
-        released = resume.ReleaseReceipt(resume.suspension_key(pending), True, view.computed - kept)
+            memory.retire(request_id)
+        freed = tuple(now - then for now, then in zip(memory.available_cells(), before, strict=True))
+        is_released = bool(kept) or request_id not in memory.residences
+        released = resume.ReleaseReceipt(resume.suspension_key(pending), is_released, min(freed))
         suspended = table.apply_release(released)
         self._suspended_ms[request_id] = now_ms
         self._preemptions.append(
             Preemption(
-                decision_id=self._decision,
+                decision_id=cause.decision_id,
                 policy=self.policy.identity,
                 victim=request_id,
                 client_id=view.request.client_id,
                 epoch=suspended.epoch,
-                reason=reason,
+                reason=cause.reason,
                 mode=mode,
                 is_fallback=is_fallback,
-                requester=requester,
-                wanted_rows=wanted_rows,
-                available_rows=available_rows,
-                candidates=candidates,
-                scores=scores,
-                tie_break=self.policy.victim_tie_break if reason is PreemptionReason.NO_CELLS else "",
+                requester=cause.requester,
+                wanted_rows=cause.wanted_rows,
+                available_rows=cause.available_rows,
+                candidates=cause.candidates,
+                scores=cause.scores,
+                tie_break=self.policy.victim_tie_break if cause.reason is PreemptionReason.NO_CELLS else "",
                 released_rows=view.computed - kept,
                 kept_rows=kept,
+                freed_cells=freed,
                 suspensions=view.epoch,
-                note=note,
+                note=cause.note,
             )
         )
-        self._record.note_preemption(self._preemptions[-1])
+        self._record.note_preemption(self._preemptions[-1], freed_bytes=memory.bytes_of(freed))
         self._observe("preempted", suspended, now_ms)
         if kept:
             self._resume(suspended, kept, now_ms)
@@ -656,15 +763,23 @@ class Scheduler:
         failure.__cause__ = error
         return failure
 
-    @contextlib.contextmanager
-    def _policy_asked(self) -> Iterator[None]:
-        """Whatever a policy raises becomes a ``PolicyFailure``."""
-        try:
-            yield
-        except SchedulerFailure:
-            raise
-        except Exception as error:
-            raise self._failure_of_policy(error) from error
+
+class _PolicyAsked:
+    """Whatever a policy raises in this context becomes a ``PolicyFailure``. It has no state: one serves every
+    step, and contexts within contexts.
+    """
+
+    __slots__ = ("_failure_of",)
+
+    def __init__(self, failure_of: Callable[[Exception], PolicyFailure]) -> None:
+        self._failure_of = failure_of
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, SchedulerFailure):
+            raise self._failure_of(error) from error
 
 
 def _rows_after(plan: records.IterationPlan, before: dict[str, int]) -> dict[str, int]:

@@ -89,6 +89,14 @@ class Memory:
             pool.num_available() + self._evictable(stage).bit_count() for stage, pool in enumerate(self.pools)
         )
 
+    def available_cells(self) -> tuple[int, ...]:
+        """Cells that are available, by stage."""
+        return tuple(pool.num_available() for pool in self.pools)
+
+    def bytes_of(self, cells: Sequence[int]) -> int:
+        """What so many cells of each stage come to, as far as their size is known."""
+        return sum(count * pool.limits.cell_bytes for count, pool in zip(cells, self.pools, strict=True))
+
     def total_rows(self) -> int:
         """Rows of an empty pool, of the smallest stage."""
         return min(pool.limits.num_cells for pool in self.pools)
@@ -211,12 +219,12 @@ class Memory:
         it has room together with all who run; 0 if none.
         """
         if not self.pools[0].ordered:
-            room = min(
+            rows_left = min(
                 pool.room_after(entry.seq_ids[stage], count, self._evictable(stage, keep=entry))
                 for stage, pool in enumerate(self.pools)
             )
             has_id = self.available_sequences(keep=entry) > 0
-            return count if room >= rows - count and has_id else 0
+            return count if rows_left >= rows - count and has_id else 0
         rooms = self.rooms()
         while count:
             lower = count

@@ -197,14 +197,63 @@ class PlannedChunk:
     stop: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationEstimate:
+    """Written by the policy: ``rows`` that a session may still append, beside ``reserved_rows`` of others,
+    under a hard ceiling and a watermark below it. It allocates nothing. Every intent to enter has its own.
+    """
+
+    request_id: str
+    generation: int
+    rows: int
+    reserved_rows: int
+    hard_rows: int
+    watermark_rows: int
+
+    @property
+    def soft_rows(self) -> int:
+        """``C_hard - W`` (M5.2, F28)."""
+        return self.hard_rows - self.watermark_rows
+
+    @property
+    def fits(self) -> bool:
+        """``R + A <= C_soft`` (F29)."""
+        return self.reserved_rows + self.rows <= self.soft_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationRequest:
+    """Written by the policy for the memory: rows wished for one session, in one epoch of the pool."""
+
+    request_id: str
+    generation: int
+    epoch: int
+    rows: int
+
+
+class Allocation(Enum):
+    """What the memory says: the rows are there, not now, or never in this pool."""
+
+    GRANTED, UNAVAILABLE, FAILED = "granted", "unavailable", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationResult:
+    """A fact about one request of one epoch, from what the memory has and never from the estimate."""
+
+    request: AllocationRequest
+    allocation: Allocation
+
+
 @dataclass(frozen=True, slots=True)
 class QueueIntent:
-    """A wish of the plan: intent is not release, and not admission."""
+    """A wish of the plan: intent is not release, and not admission. One to enter has its estimate."""
 
     kind: IntentKind
     request_id: str
     generation: int
     reason: str = ""
+    estimate: ReservationEstimate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +304,20 @@ class IterationResult:
     finished_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class PreemptionCause:
+    """Why a session gives way, known before it does; the fields are those of ``Preemption``."""
+
+    decision_id: int
+    reason: PreemptionReason
+    requester: str | None = None
+    wanted_rows: int = 0
+    available_rows: int = 0
+    candidates: tuple[str, ...] = ()
+    scores: tuple[tuple, ...] = ()
+    note: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
     """One session that gave way, and why it was this one. Written by the loop, once per suspension.
@@ -262,7 +325,8 @@ class Preemption:
     ``scores`` holds the policy's score inputs of every candidate, in the order of the running queue; the
     greatest is the victim's unless ``reason`` says that nobody was chosen. The requester's ``wanted_rows``
     found no cells when ``available_rows`` were left, wherever they lie. ``released_rows`` are rows that
-    stopped being computed, ``kept_rows`` those that stayed; with mode ``REBUILD_TAIL`` the fallback, if no
+    stopped being computed, ``freed_cells`` (by stage) what that made available: cells that somebody shares
+    stay taken. ``kept_rows`` are those that stayed; with mode ``REBUILD_TAIL`` the fallback, if no
     rows can stay, is ``RECOMPUTE``. ``suspensions`` counts earlier ones of the same session.
     """
 
@@ -282,6 +346,7 @@ class Preemption:
     tie_break: str
     released_rows: int
     kept_rows: int
+    freed_cells: tuple[int, ...]
     suspensions: int
     note: str = ""
 

@@ -6,10 +6,20 @@ from collections import OrderedDict
 from dataclasses import replace
 
 from scheduler.legality import require
-from scheduler.records import ChunkResult, Completion, FinishReason, Phase, Request, SessionState, SessionView
+from scheduler.records import (
+    ChunkResult,
+    Completion,
+    FinishReason,
+    IllegalTransition,
+    Phase,
+    Request,
+    SessionState,
+    SessionView,
+)
 from scheduler.resume import PreemptionIntent, ReleaseReceipt, ResumeTicket
 
 MAX_SPENT_GENERATIONS = 4096  # cancelled ids whose old generations are still refused
+MAX_DEPARTED_CLIENTS = 1024  # clients without a live session whose service is remembered, the latest
 
 
 class SessionTable:
@@ -27,7 +37,9 @@ class SessionTable:
         self.suspended: OrderedDict[str, None] = OrderedDict()
         self.releases: dict[str, ReleaseReceipt] = {}
         self.completions: list[Completion] = []
-        self.service: dict[str, int] = {}
+        self.service: dict[str, int] = {}  # completed rows by client
+        self._live: dict[str, int] = {}  # sessions by client
+        self._departed: OrderedDict[str, None] = OrderedDict()  # clients with service and no session
         self.version = self._submissions = 0
         self._next_generation: OrderedDict[str, int] = OrderedDict()
 
@@ -39,6 +51,9 @@ class SessionTable:
         require(name not in self.views, "request id is in use", name)
         require(request.generation >= self._next_generation.get(name, 0), "generation was cancelled", request)
         self._submissions += 1
+        client = request.client_id
+        self._live[client] = self._live.get(client, 0) + 1
+        self._departed.pop(client, None)
         self.outputs[name] = []
         self.waiting[name] = None
         return self._put(
@@ -65,11 +80,8 @@ class SessionTable:
         """
         view = self.views[name]
         if view.state is SessionState.SUSPENDED:
-            require(
-                ticket is not None and (ticket.key.request_id, ticket.key.epoch) == (name, view.epoch),
-                f"resume without the ticket of epoch {view.epoch}",
-                name,
-            )
+            if ticket is None or (ticket.key.request_id, ticket.key.epoch) != (name, view.epoch):
+                raise IllegalTransition(f"resume without the ticket of epoch {view.epoch}: {name}")
             require(ticket.ready_tokens == cached, f"the ticket is not for {cached} rows", ticket)
             del self.suspended[name], self.releases[name]
         else:
@@ -148,6 +160,7 @@ class SessionTable:
         view = self.views.pop(name)
         for queue in (self.waiting, self.running, self.suspended, self.releases):
             queue.pop(name, None)
+        self._apply_departure(view.request.client_id)
         generation = view.request.generation
         if reason is FinishReason.CANCELLED:
             self._next_generation[name] = generation + 1
@@ -155,6 +168,17 @@ class SessionTable:
                 self._next_generation.popitem(last=False)
         self.completions.append(Completion(name, generation, tuple(self.outputs.pop(name)), reason, error))
         self.version += 1
+
+    def _apply_departure(self, client: str) -> None:
+        """One session of the client is over; of those that have none left only the latest are remembered."""
+        self._live[client] -= 1
+        if self._live[client]:
+            return
+        del self._live[client]
+        if client in self.service:
+            self._departed[client] = None
+        if len(self._departed) > MAX_DEPARTED_CLIENTS:
+            del self.service[self._departed.popitem(last=False)[0]]
 
     def finish_reason(self, view: SessionView) -> FinishReason | None:
         """Why the session is over after its latest token, or None."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from parity.bench.bench_run import BenchRun
 from parity.bench.clocks import ClockKind, make_clock
 from parity.bench.in_process import InProcessDriver
-from parity.bench.records import BenchRun
 from parity.bench.summary import Goodput, summarise
 from parity.bench.workload import MIXES, Lengths, PrefixShape, Workload, arrival_times
 from parity.records import Verdict

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from parity.bench.records import BenchRun, RequestRecord
+from parity.bench.bench_run import BenchRun, RequestRecord
 from parity.checkers.claims import Observed, judge_vtc_bound
 from parity.checkers.outcomes import End, Served, ledger_of
 from parity.checkers.service import ServiceEvent, ServiceLedger, starved_clients

@@ -10,8 +10,8 @@ from time import perf_counter
 
 import psutil
 
+from parity.bench.bench_run import BenchRun, RequestRecord
 from parity.bench.fairness import claims_of, served_requests
-from parity.bench.records import BenchRun, RequestRecord
 from parity.bench.replay import CallRecorder
 from parity.bench.workload import Job
 from parity.checkers.claims import Observed
@@ -19,10 +19,10 @@ from parity.checkers.service import ServiceEvent, ServiceLedger, service_events
 from parity.history import TraceStep
 from parity.serve.served_model import ServedModel
 from parity.telemetry import Totals
-from scheduler.engine import EngineFailure
 from scheduler.loop import Flight
+from scheduler.pipeline import Pipeline
 from scheduler.policies.vtc import Vtc
-from scheduler.records import FinishReason, IterationResult, Request
+from scheduler.records import Completion, FinishReason, IterationResult, Request
 from scheduler.telemetry import StepRecord
 
 GAUGE_EVERY_STEPS = 8
@@ -61,6 +61,7 @@ class InProcessDriver:
         )
         if recorder is not None:
             self._scheduler.engine = recorder
+        self._pipeline = Pipeline(self._scheduler, self._scheduler.engine, clock_ms=lambda: self._now() * 1e3)
         self._live: dict[str, _Live] = {}
         self._service: list[ServiceEvent] = []
         self._lengths: list[tuple[int, int]] = []
@@ -161,43 +162,30 @@ class InProcessDriver:
 
     def _step(self) -> list[Job | None]:
         """One step; for every request that ended, the next turn of its conversation or None."""
-        scheduler, begin_s = self._scheduler, self._now()
-        flight = scheduler.begin(begin_s * 1e3)
-        launch_s = self._now()
-        try:
-            result = None
-            if flight.plan.chunks:
-                result = scheduler.engine.execute(flight.plan, flight.batch, begin_s * 1e3)
-        except EngineFailure as failure:
-            record = scheduler.fail(failure, self._now() * 1e3)
-        else:
-            landed_s = self._now()
-            record = scheduler.finish(result, landed_s * 1e3)
-            record.engine_ms = (landed_s - launch_s) * 1e3
-        record.step_ms = (self._now() - begin_s) * 1e3
-        self._totals.add(record.as_dict())
-        if self._trace is not None:
-            if len(self._trace) == len(self._step_records):  # the engine failed, and nothing was observed
-                self._trace.append(TraceStep(len(self._trace), flight, None))
-            self._step_records.append(record)
-        self.served.note_step(record)
-        if self._totals.steps % GAUGE_EVERY_STEPS == 1:
-            self._gauge(record.running)
-        return [self._finish(completion) for completion in scheduler.take_completions()]
+        pipeline = self._pipeline
+        pipeline.begin(self._now() * 1e3)
+        pipeline.launch()
+        for done in pipeline.complete() if pipeline.must_complete else ():
+            self._totals.add(done.record.as_dict())
+            if self._trace is not None:
+                self._trace.append(TraceStep(len(self._trace), done.flight, done.result))
+                self._step_records.append(done.record)
+            self.served.note_step(done.record)
+            if self._totals.steps % GAUGE_EVERY_STEPS == 1:
+                self._gauge(done.record.running)
+        return [self._finish(completion) for completion in self._scheduler.take_completions()]
 
     def _observe(self, flight: Flight, result: IterationResult | None) -> None:
         now_s = self._now()
         if result is not None:
             self._service += service_events(flight, result, at_ms=now_s * 1e3)
-        if self._trace is not None:
-            self._trace.append(TraceStep(len(self._trace), flight, result))
         for item in result.chunks if result is not None else ():
             if item.token is not None:
                 live = self._live[item.request_id]
                 live.times_s.append(now_s)
                 live.tokens.append(item.token)
 
-    def _finish(self, completion) -> Job | None:
+    def _finish(self, completion: Completion) -> Job | None:
         live = self._live.pop(completion.request_id)
         error = (
             "" if completion.reason is FinishReason.LENGTH else completion.error or completion.reason.value

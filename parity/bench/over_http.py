@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
 from time import perf_counter
 from typing import Any
 
 import httpx
 
-from parity.bench.records import BenchRun, RequestRecord
+from parity.bench.bench_run import BenchRun, RequestRecord
 from parity.bench.workload import Job
 from parity.errors import UsageError
 
@@ -62,7 +63,7 @@ class HttpDriver:
         """Jobs at their times; with ``max_concurrency`` the rest waits here."""
         gate = asyncio.Semaphore(max_concurrency or len(jobs) or 1)
 
-        def arrival(due_s: float, job: Job):
+        def arrival(due_s: float, job: Job) -> Callable[[], Coroutine[Any, Any, None]]:
             async def run() -> None:
                 await asyncio.sleep(due_s - self._now())
                 async with gate:
@@ -158,7 +159,7 @@ def _spread(times_s: list[float], count: int) -> list[float]:
     return times_s[:count] if count <= len(times_s) else times_s + times_s[-1:] * (count - len(times_s))
 
 
-async def _nothing():
+async def _nothing() -> AsyncIterator[Any]:
     return
     yield
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
+from parity.bench.bench_run import BenchRun
 from parity.bench.in_process import InProcessDriver
 from parity.bench.over_http import HttpDriver
-from parity.bench.records import BenchRun
 from parity.bench.replay import CallRecorder, replay_s
 from parity.bench.workload import Lengths, Workload
 from parity.errors import UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from parity.bench.records import BenchRun, RequestRecord
+from parity.bench.bench_run import BenchRun, RequestRecord
 from parity.bench.tails import mean, percentile
 from parity.errors import UsageError
 

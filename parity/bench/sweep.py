@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from parity.bench.bench_run import BenchRun
 from parity.bench.coordinates import Coordinates
 from parity.bench.fairness import outcome_columns
-from parity.bench.records import BenchRun
 from parity.bench.summary import Goodput, summarise
 from parity.bench.workload import Job, Workload, arrival_times
 from parity.store import save_text

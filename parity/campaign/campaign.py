@@ -6,12 +6,13 @@ of N takes the batches with b % N == I - 1.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from time import monotonic
@@ -36,6 +37,7 @@ from scheduler.limits import Layout
 from scheduler.policies import policy_names
 
 BATCH_CASES = 12
+STEPS_IN_FLIGHT = (1, 2, 1, 3)  # of the cases of a batch, in turn
 DEFAULT_LAYOUTS = (Layout.UNIFIED, Layout.STREAMS)
 FEATURE_PAIRS = tuple(combinations(FEATURES, 2))
 _KIND_OF_FEATURE = {
@@ -117,7 +119,8 @@ def draw_batch(order: dict[str, Any]) -> list[Case]:
             drawn.append(case)
 
     take()
-    return drawn
+    depths = itertools.cycle(STEPS_IN_FLIGHT)
+    return [replace(case, steps_in_flight=next(depths)) for case in drawn]
 
 
 def run_batch(order: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from parity.mutants import find_mutant
-from parity.mutants.records import Reach, replaced
+from parity.mutants.mutant import Reach, replaced
 from parity.processes import Worker
 from parity.records import Case, Outcome
 from parity.run.contained import Chunks, run_case

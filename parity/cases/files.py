@@ -39,8 +39,7 @@ def read_case(text: str, *, where: str) -> Case:
     """The case in a text from outside: by the schema, and as far as one value must fit
     another. Raises ``UsageError``.
     """
-    load_checked_json(text, schema="case", where=where)
-    case = Case.from_json(text, where=where)
+    case = Case.from_data(load_checked_json(text, schema="case", where=where), where=where)
     work = sum(len(session.prompt) + session.max_tokens for session in case.sessions)
     if work > MAX_WORK_TOKENS:
         raise UsageError(

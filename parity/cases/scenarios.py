@@ -467,7 +467,9 @@ class Scenario:
         return self.cases(Place(family=family, layout=layout, policy=policy or self.policy or "fcfs"))
 
 
-def _scenario(name: str, cases: Callable[[Place], st.SearchStrategy[Case]], *marks: str, **more) -> Scenario:
+def _scenario(
+    name: str, cases: Callable[[Place], st.SearchStrategy[Case]], *marks: str, **more: Any
+) -> Scenario:
     title = (cases.__doc__ or "").partition(": ")[2].split(";")[0].rstrip(".")
     return Scenario(name=name, title=title, cases=cases, marks=marks, **more)
 

@@ -192,6 +192,11 @@ def cases(
     return case if policy == "fcfs" and not policy_options else draw(varied(case, policy_options))
 
 
+_LATE_LAYERS = {
+    "s0": [["inflight", 45.0], ["ready", 0.0]],
+    "s1": [["ready", 0.0], ["inflight", 150.0]],
+    "s3": [["ready", 0.0], ["inflight", 30.0]],
+}
 # What is drawn for a policy's options, beside their defaults. Objectives and times count in the case's steps.
 OPTION_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     "aging": {"quantum_ms": (1.0, 20.0, 100.0)},
@@ -201,7 +206,7 @@ OPTION_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
         "promote_after_ms": (20.0, 300.0),
         "max_batch": (None, 1, 2),
     },
-    "layer_ready": {"layer_ms": (1.0, 10.0)},
+    "layer_ready": {"layer_ms": (1.0, 10.0), "facts": ({}, _LATE_LAYERS)},
     "least_slack": {"tokens_per_tick": (1, 64)},
     "orca": {"slots": (None, 2000)},
     "preble_quota": {"quotas": ([1], [2, 1], [1, 1, 3])},
@@ -274,6 +279,17 @@ def fixed_variety(policy: str, index: int) -> dict[str, Any]:
     return {"client_id": "abc"[index % 3], "priority": (index * 7) % 3, "slo": slo}
 
 
+def fixed_options(policy: str) -> PolicyOptions:
+    """Options of the fixed cases under a policy that is fcfs by its defaults; those of others stay theirs."""
+    late = {f"s{index}": [["ready", 0.0], ["inflight", 10.0 * (20 + 9 * index)]] for index in (1, 2, 5)}
+    chosen = {
+        "layer_ready": {"facts": late},
+        "preble_quota": {"quotas": [2, 1, 1, 1]},
+        "sarathi_serve": {"tau": 9},
+    }
+    return tuple(chosen.get(policy, {}).items())
+
+
 def last_step(case: Case) -> int:
     """The step by which a case without faults is through, at the latest: its last arrival and its work.
 
@@ -312,7 +328,7 @@ def landmark(
         Session(
             prompt=root[: 12 + 8 * (i % 5)] + tokens(100 + i, 1 + 5 * (i % 3)),
             max_tokens=6 + i,
-            arrival_step=7 * i,
+            arrival_step=7 * (i if policy == "fcfs" else min(i, 4)),  # a policy has some to choose from
             **fixed_variety(policy, i),
         )
         for i in range(8)
@@ -331,7 +347,7 @@ def landmark(
         sessions=tuple(sessions),
         layout=layout,
         policy=policy,
-        policy_options=tuple(policy_options),
+        policy_options=tuple(policy_options) or fixed_options(policy),
         pool_cells=STREAM_CELLS if streams else 130,
         num_sequences=9,
         max_num_batched_tokens=24,
@@ -351,8 +367,9 @@ def edges(
     policy_options: PolicyOptions = (),
     tokens: DrawTokens = tokens_of,
 ) -> Case:
-    """A fixed case of what generated ones reach seldom: a cancel and a caller that asks again while a step is
-    in flight, a failed step, a refusal, a stop token, seeds, a one-token prompt, one that fills the pool.
+    """A fixed case of what generated ones reach seldom: a preemption, a cancel and a caller that asks again
+    while a step is in flight, a failed step, a refusal, a stop token, seeds, a one-token prompt, one that
+    fills the pool.
     """
     cells = 72
     sessions = (
@@ -364,6 +381,7 @@ def edges(
         Session(prompt=tokens(206, 50), max_tokens=cells + 1 - 50, arrival_step=36),  # fits exactly
     )
     faults = (
+        Fault(kind=FaultKind.PREEMPT, step=4, session=0, in_flight=True),
         Fault(kind=FaultKind.CANCEL, step=7, session=0, in_flight=True),
         Fault(kind=FaultKind.DECODE_ERROR, step=9),
         Fault(kind=FaultKind.RESUBMIT, step=14, session=4, in_flight=True),

@@ -47,7 +47,7 @@ class StreamChecker:
     def check(self, run: Run, expectation: Expectation) -> Iterable[Finding]:
         cancelled = {f.session: f.step for f in reversed(run.fired) if f.kind is FaultKind.CANCEL}
         for index, end in sorted(run.completions.items()):
-            given = list(zip(run.emitted_at.get(index, ()), run.streams.get(index, ()), strict=True))
+            given = list(zip(run.given_at.get(index, ()), run.streams.get(index, ()), strict=True))
             if end.reason is FinishReason.CANCELLED and index in cancelled:
                 given = [(step, token) for step, token in given if step < cancelled[index]]
             tokens = [token for _, token in given]
@@ -117,7 +117,7 @@ def _tokens_after_cancel(run: Run) -> Iterable[Finding]:
         completion = run.completions.get(fault.session)
         if fault.kind is not FaultKind.CANCEL or completion is None:
             continue
-        before = sum(step < fault.step for step in run.emitted_at.get(fault.session, ()))
+        before = sum(step < fault.step for step in run.given_at.get(fault.session, ()))
         was = f"session {fault.session} was cancelled at step {fault.step}"
         if completion.reason is not FinishReason.CANCELLED:
             yield _ends(f"{was} but ended by {completion.reason.value}", fault.session, fault.step)
@@ -130,13 +130,16 @@ def _unexplained_failures(run: Run) -> Iterable[Finding]:
     """The engine breaks off only where a fault was injected: overload never reaches
     the caller as a failed decode.
     """
-    failed = [step for step in run.trace if step.result is None and step.flight.plan.chunks]
+    failed = [
+        step for step in run.trace if step.result is None and step.flight.plan.chunks and not step.is_given_up
+    ]
     injected = [fault for fault in run.fired if fault.kind in ENGINE_FAULTS]
     if any(fault.kind is FaultKind.STAGE_LOST for fault in injected):  # it stays lost for more than one step
         return
     armed = sorted(fault.step for fault in injected)
     for traced, said in zip(failed, run.failures, strict=False):
-        if armed and armed[0] <= traced.step:  # a fault waits for the next step that has rows
+        # A fault hits the next native call: of a step in flight, or else of the next one that has rows.
+        if armed and armed[0] < traced.step + run.case.steps_in_flight:
             armed.pop(0)
             continue
         chunks = ", ".join(
@@ -152,7 +155,7 @@ def _given_up(run: Run) -> Iterable[Finding]:
     for earlier in run.earlier:
         end, fault = earlier.completion, earlier.fault
         had = tuple(
-            token for step, token in zip(earlier.emitted_at, earlier.stream, strict=True) if step < fault.step
+            token for step, token in zip(earlier.given_at, earlier.stream, strict=True) if step < fault.step
         )
         was = f"session {earlier.session} was given up at step {fault.step}"
         if end.reason is not FinishReason.CANCELLED:
@@ -180,6 +183,8 @@ def _tried_again(run: Run) -> Iterable[Finding]:
     """A session in whose steps the engine fails time after time, with no new row between, must end."""
     failures: dict[str, int] = {}
     for step in run.trace:
+        if step.is_given_up:
+            continue
         if step.result is None:
             for chunk in step.flight.plan.chunks:
                 failures[chunk.request_id] = failures.get(chunk.request_id, 0) + 1

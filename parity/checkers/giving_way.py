@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from parity.checkers.checker import Expectation
-from parity.history import Run
+from parity.history import Run, TraceStep
 from parity.records import Finding
 from scheduler.flight import ENTRIES
 from scheduler.limits import Layout
 from scheduler.policies import make_policy
 from scheduler.policy.base import Policy
-from scheduler.records import Phase, Preemption, PreemptionMode, PreemptionReason
+from scheduler.records import Allocation, IntentKind, Phase, Preemption, PreemptionMode, PreemptionReason
 
 CONTRACT = "contract"
+IN_ORDER = ("fcfs", "fixed_batch", "orca", "single_lane")  # nobody who waits is overtaken
 LACK = (PreemptionReason.NO_CELLS, PreemptionReason.OWN_CELLS_TOO_HIGH)
 
 
@@ -27,9 +28,11 @@ class GivingWayChecker:
 
     - The victim of a lack of cells is the candidate with the greatest of the policy's scores.
     - A session that is rebuilt lower is its own requester; nobody was chosen.
-    - Nobody enters in a step in which somebody gave way for cells.
+    - Nobody enters in a step in which somebody gave way for cells, nor without an estimate that fits below
+      the soft ceiling and the memory's grant of it.
     - Where the whole need of every running session is kept free, nobody ever lacks cells, and the escalation
       is never needed.
+    - Policies that promise it admit in the order of submission; under fcfs the oldest gives way to nobody.
     - A policy that preempts by intent alone rebuilds at most twice the rows that it computes anew.
     """
 
@@ -46,21 +49,55 @@ def check_giving_way(run: Run, policy: Policy) -> list[Finding]:
 
 
 def _problems(run: Run, policy: Policy) -> Iterator[str]:
-    for traced in run.trace:
-        lacking = [item for item in traced.flight.preemptions if item.reason in LACK]
-        for item in lacking:
+    lacking: dict[int, list[Preemption]] = {}  # by the decision in which they were found to be needed
+    for item in preemptions_of(run):
+        if item.reason in LACK:
+            lacking.setdefault(item.decision_id, []).append(item)
             yield from _check_victim(item, run.case.layout)
+    for traced in run.trace:
+        gave_way = lacking.get(traced.flight.plan.decision_id, ())
         entered = [intent.request_id for intent in traced.flight.plan.intents if intent.kind in ENTRIES]
-        if lacking and entered:
-            yield f"step {traced.step}: {entered[0]} entered although {lacking[0].victim} gave way"
-        if lacking and policy.reserves_whole_need:
-            yield f"step {traced.step}: {lacking[0].victim} lacked cells that were kept free for it"
+        if gave_way and entered:
+            yield f"step {traced.step}: {entered[0]} entered although {gave_way[0].victim} gave way"
+        yield from _check_entries(traced)
+        if gave_way and policy.reserves_whole_need:
+            yield f"step {traced.step}: {gave_way[0].victim} lacked cells that were kept free for it"
+    yield from _check_order(run, policy.identity.policy_id)
     if not policy.reserves_whole_need:
         return
     escalations = sum(record.escalations for record in run.records)
     if escalations:
         yield f"{escalations} escalations although all rows to come were kept free"
     yield from _check_rebuilds(run)
+
+
+def _check_entries(traced: TraceStep) -> Iterator[str]:
+    granted = [
+        item.request.request_id for item in traced.flight.allocations if item.allocation is Allocation.GRANTED
+    ]
+    for intent in traced.flight.plan.intents:
+        if intent.kind not in ENTRIES:
+            continue
+        if intent.estimate is None or not intent.estimate.fits:
+            yield f"step {traced.step}: {intent.request_id} entered on an estimate of {intent.estimate}"
+        if intent.request_id not in granted:
+            yield f"step {traced.step}: {intent.request_id} entered without a grant"
+
+
+def _check_order(run: Run, policy: str) -> Iterator[str]:
+    last = -1
+    for traced in run.trace if policy in IN_ORDER else ():
+        for intent in traced.flight.plan.intents:
+            if intent.kind is not IntentKind.ADMIT:
+                continue
+            index = traced.flight.views[intent.request_id].index
+            if index < last:
+                yield f"step {traced.step}: {intent.request_id} was overtaken"
+            last = max(last, index)
+    for item in preemptions_of(run) if policy == "fcfs" else ():
+        if item.reason is PreemptionReason.NO_CELLS and item.victim != item.requester:
+            if item.scores[item.candidates.index(item.victim)] == min(item.scores):
+                yield f"{item.victim} is the oldest and gave way to {item.requester}"
 
 
 def _check_victim(item: Preemption, layout: Layout) -> Iterator[str]:

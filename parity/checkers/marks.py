@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 
 from parity.checkers.residence import facts_of
@@ -36,11 +37,23 @@ def count_marks(run: Run) -> dict[str, int]:
         for traced in run.trace
         for chunk in traced.flight.plan.chunks
     }
-    marks["cancelled_in_flight"] = sum(
-        fault.in_flight and fault.kind is FaultKind.CANCEL and (fault.step, fault.session) in planned
-        for fault in run.fired
-    )
+    for kind, mark in ((FaultKind.CANCEL, "cancelled_in_flight"), (FaultKind.PREEMPT, "preempted_in_flight")):
+        marks[mark] = sum(
+            fault.in_flight and fault.kind is kind and (fault.step, fault.session) in planned
+            for fault in run.fired
+        )
+    marks["overlapped"] = _count_overlapped(run)
     return dict(marks)
+
+
+def _count_overlapped(run: Run) -> int:
+    """Tokens that were given to their caller after a later step with rows had been begun."""
+    busy = [traced.step for traced in run.trace if traced.flight.plan.chunks]
+    return sum(
+        bisect_right(busy, given) > bisect_right(busy, emitted)
+        for session, steps in run.emitted_at.items()
+        for emitted, given in zip(steps, run.given_at[session], strict=True)
+    )
 
 
 MARKS = (
@@ -62,14 +75,23 @@ MARKS = (
     "engine_failed",
     "cancelled_in_flight",
     "resubmitted",
+    "preempted_in_flight",
+    "overlapped",
 )
 
+# Not of one run but of two: the policy planned the case otherwise than fcfs does. A suite under another
+# policy that never has it proves nothing of that policy.
+POLICY_MATTERED = "policy_mattered"
 
-def possible_marks(layout: Layout, *, pads: bool) -> tuple[str, ...]:
+
+def possible_marks(layout: Layout, *, pads: bool, overlaps: bool = False) -> tuple[str, ...]:
     """Marks that a run in a layout can have: all but padding rows where there are none (``pads``: whether the
-    kernels need company for a lone row; only the unified layout gives it).
+    kernels need company for a lone row; only the unified layout gives it), and steps that overlap where only
+    one is in flight.
     """
-    return tuple(mark for mark in MARKS if mark != "padded_call" or (pads and layout is Layout.UNIFIED))
+    impossible = {"padded_call"} - ({"padded_call"} if pads and layout is Layout.UNIFIED else set())
+    impossible |= set() if overlaps else {"overlapped"}
+    return tuple(mark for mark in MARKS if mark not in impossible)
 
 
 def _count_step(

@@ -4,7 +4,7 @@ clocks, only completed service.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 
 from parity.history import Run, TraceStep
@@ -69,7 +69,9 @@ def _outcome(traced: TraceStep) -> list[tuple]:
     return [(item.request_id, item.before, item.after, item.token) for item in chunks]
 
 
-def check_published_service(run: Run, published: Mapping[str, int], *, input_weight: int, output_weight: int):
+def check_published_service(
+    run: Run, published: Mapping[str, int], *, input_weight: int, output_weight: int
+) -> Iterator[str]:
     """What a policy publishes as service is what was completed: nothing planned, failed or rebuilt."""
     completed: dict[str, int] = {}
     for traced in run.trace:

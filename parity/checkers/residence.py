@@ -98,7 +98,8 @@ class StepFacts:
 
     @property
     def failed(self) -> bool:
-        return self.traced.result is None and bool(self.traced.flight.plan.chunks)
+        traced = self.traced
+        return traced.result is None and bool(traced.flight.plan.chunks) and not traced.is_given_up
 
 
 def facts_of(run: Run) -> Iterator[StepFacts]:

@@ -5,6 +5,7 @@ process, or of a server over HTTP.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -308,7 +309,9 @@ def percent_values(text: str) -> tuple[float, ...]:
     return values
 
 
-def sweep_with_progress(points: list[Point], sweep: SweepOptions, make_driver) -> list[dict[str, Any]]:
+def sweep_with_progress(
+    points: list[Point], sweep: SweepOptions, make_driver: Callable[..., Any]
+) -> list[dict[str, Any]]:
     """``run_sweep`` under a progress bar."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

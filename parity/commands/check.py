@@ -67,6 +67,13 @@ from scheduler.policies import policy_names
     type=click.Choice(TIERS),
     help="What is compared: logits bit by bit, or output bytes; rounding is for --endpoint.",
 )
+@click.option(
+    "--steps-in-flight",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Steps that run at a time, as the stages of a chain do.",
+)
 @brought_options
 @click.option("--seed", type=int, help="Explore other cases than the derandomised default.")
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(min=1), help="Processes.")
@@ -87,6 +94,7 @@ def command(
     policy_options: tuple[str, ...],
     sessions: int,
     tier: str | None,
+    steps_in_flight: int,
     scheduler: str | None,
     engine: str | None,
     scheduler_command: str | None,
@@ -119,6 +127,7 @@ def command(
         "model": model,
         "policy": policy,
         "policy_options": parse_policy_options(policy, policy_options),
+        "steps_in_flight": steps_in_flight,
         "min_sessions": sessions,
         "seed_value": seed,
         "tier": brought.tier if tier is None else Tier(tier),
@@ -139,8 +148,18 @@ def command(
     return verdict.exit_code
 
 
-OURS_ALONE = ("families", "layouts", "policy", "policy_options", "sessions", "scheduler", "engine", "jobs")
-OURS_ALONE += ("scheduler_command",)
+OURS_ALONE = (
+    "families",
+    "layouts",
+    "policy",
+    "policy_options",
+    "sessions",
+    "steps_in_flight",
+    "scheduler",
+    "scheduler_command",
+    "engine",
+    "jobs",
+)
 
 
 def refuse_others_options(context: click.Context, *, of_endpoint: bool) -> None:

@@ -204,7 +204,7 @@ def find_baseline(source: str, model: str, options: EndpointOptions) -> Baseline
     return known
 
 
-def _run_with_progress(url: str, model: str, options: EndpointOptions):
+def _run_with_progress(url: str, model: str, options: EndpointOptions) -> Any:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("answers", total=None)

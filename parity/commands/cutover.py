@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,11 @@ def command(
 
 
 def gate_rows(
-    model: str, options: dict[str, Any], cutover: CutoverOptions, check_sessions: int, report
+    model: str,
+    options: dict[str, Any],
+    cutover: CutoverOptions,
+    check_sessions: int,
+    report: Callable[[str], None],
 ) -> list[GateRow]:
     """Rows of one model; a model that is not correct is not measured."""
     report("correctness")

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from parity.errors import ExitCode, OutputError
 from parity.gate.plan import parse_required
-from parity.gate.records import (
+from parity.gate.result import (
     DEFAULT_SESSIONS,
     DEFAULT_SPLIT_SESSIONS,
     CheckKind,

@@ -31,8 +31,10 @@ from parity.run.drive import Driver
 from parity.run.profiles import profile_of, provenance_line
 from parity.run.runner import Runner, pool_limits
 from parity.suites.suite import pinned_splits
+from scheduler.engine import Batch
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
+from scheduler.records import IterationPlan, IterationResult
 
 UNSPLIT, IN_PROCESS, PROCESSES = "unsplit", "one process", "a process each"
 PROMPT_TOKENS, OUTPUT_TOKENS = 32, 24
@@ -246,7 +248,7 @@ def timed_run(case: Case, engine: SamplingEngine) -> tuple[float, int]:
     spent, rows = 0.0, 0
     execute = engine.execute
 
-    def timed(plan, batch, now_ms):
+    def timed(plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
         nonlocal spent, rows
         begin = perf_counter()
         result = execute(plan, batch, now_ms)

@@ -16,7 +16,7 @@ from parity.cases.shrink import size_of
 from parity.errors import ExitCode, UsageError
 from parity.models.families import load_family
 from parity.mutants import all_mutants, find_mutant
-from parity.mutants.records import Mutant, Trial
+from parity.mutants.mutant import Mutant, Trial
 from parity.mutants.running import MutantReport, Status, judge_mutants, select_trials
 from parity.outputs import OUTPUT_FILE, save_output
 

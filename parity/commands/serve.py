@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -61,7 +62,7 @@ def command(
     seed: int,
     drain_timeout: int,
     telemetry_path: Path | None,
-    **options,
+    **options: Any,
 ) -> ExitCode:
     """Serve MODEL at /v1/completions, /v1/chat/completions, /v1/models, /health and /metrics.
 

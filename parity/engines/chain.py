@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from parity.engines.pool import SamplingEngine
+from parity.engines.in_flight import StagesInTurn, Walk
+from parity.engines.pool import SamplingEngine, wanted_rows
 from parity.engines.stage import HiddenRows, Stage, StageSettings
-from scheduler.engine import Batch, EngineFailure, MemoryOp
+from scheduler.engine import Batch, EngineFailure, MemoryOp, completed_result
 from scheduler.limits import PoolLimits
+from scheduler.records import IterationPlan
 
 
-class StageChain(SamplingEngine):
-    """Implements ``scheduler.engine.Engine`` with one entry of ``limits``, of
-    operations and of calls per stage.
+class StageChain(StagesInTurn, SamplingEngine):
+    """Implements ``scheduler.engine.OverlappingEngine`` with one entry of ``limits``, of operations and of
+    calls per stage.
     """
 
     def __init__(self, settings: Sequence[StageSettings]) -> None:
@@ -38,20 +38,25 @@ class StageChain(SamplingEngine):
         for stage, own in zip(self.stages, limits, strict=True):
             stage.pool.check_fits(own)
             stage.pool.context.clear()
+        self.give_up_launched()
         self.limits = limits
 
     def apply(self, stages: Sequence[Sequence[MemoryOp]]) -> None:
+        self.give_up_launched()
         for stage, ops in zip(self.stages, stages, strict=True):
             try:
                 stage.pool.apply(ops)
             except EngineFailure as failure:
                 raise EngineFailure(f"{stage.settings.label}: {failure}") from failure
 
-    def _run(
-        self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]
-    ) -> None:
+    def walk(self, plan: IterationPlan, batch: Batch, now_ms: float) -> Walk:
+        """Run the batch through every stage and sample."""
+        wanted, tokens = wanted_rows(batch), [None] * len(batch.samples)
+        sample, before_call = self._sampler(batch, tokens), self._call_counter(batch)
         handed: HiddenRows | None = None
         for stage, calls in zip(self.stages, batch.stages, strict=True):
+            if handed is not None:
+                yield
             take = None if handed is None else handed.take
             out = HiddenRows(len(batch.tokens), self.n_embd)
             stage.run(
@@ -59,10 +64,29 @@ class StageChain(SamplingEngine):
                 batch,
                 wanted,
                 take=take,
-                give=give if stage.settings.is_last else out.give,
-                before_call=self._begin_call,
+                give=sample if stage.settings.is_last else out.give,
+                before_call=before_call,
             )
             handed = out
+        return completed_result(plan, batch, tokens, started_ms=now_ms, finished_ms=now_ms)
+
+    def _call_counter(self, batch: Batch) -> Callable[[], None]:
+        """Counts one step's native calls over all stages. Raises ``EngineFailure`` where a failure was asked
+        for; a step with fewer calls leaves it to the next one.
+        """
+        failing, begun = self.fail_before_call, 0
+        if failing is not None and failing < sum(map(len, batch.stages)):
+            self.fail_before_call = None
+        else:
+            failing = None
+
+        def before_call() -> None:
+            nonlocal begun
+            if begun == failing:
+                raise EngineFailure(f"injected failure before native call {begun}")
+            begun += 1
+
+        return before_call
 
     def leftover_sequences(self) -> list[int]:
         """Logical ids that still hold something in any stage: none but padding when the pools are idle."""

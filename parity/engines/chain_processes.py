@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import atexit
 import base64
+import contextlib
 import os
+import queue
 import resource
 import selectors
 import signal
@@ -15,17 +17,19 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from parity.engines.llama import LlamaModel
 from parity.engines.numerics import NumericsProfile
-from parity.engines.pool import PoolContext, SamplingEngine
+from parity.engines.pool import PoolContext, SamplingEngine, wanted_rows
 from parity.engines.stage import HiddenRows, Stage, StageSettings
 from parity.errors import UsageError
 from parity.processes import (
@@ -44,8 +48,9 @@ from parity.processes import (
     ops_to_data,
 )
 from parity.store import REPOSITORY
-from scheduler.engine import PAD_ROW, Batch, EngineFailure, MemoryOp
+from scheduler.engine import PAD_ROW, Batch, EngineFailure, MemoryOp, completed_result
 from scheduler.limits import Layout, PoolLimits
+from scheduler.records import IterationPlan, IterationResult
 
 # -- The coordinator's side of one stage's process: its start, its end, and the connection to it.
 
@@ -117,8 +122,18 @@ class StageLost(EngineFailure):
         super().__init__(reason)
 
 
+class Launched(NamedTuple):
+    """A step on its way through the stages. ``failure`` says why it could not be sent."""
+
+    plan: IterationPlan
+    batch: Batch
+    now_ms: float
+    failure: StageLost | None
+
+
 class ProcessChain(SamplingEngine):
-    """Implements ``scheduler.engine.Engine``; the same as ``StageChain``, with one process per stage.
+    """Implements ``scheduler.engine.OverlappingEngine``; the same as ``StageChain``, with one process per
+    stage. Stages carry out their orders in turn, so several steps may be on their way at a time.
 
     After a loss every step fails at once with the same reason, until ``configure`` starts the stages anew.
     """
@@ -128,7 +143,9 @@ class ProcessChain(SamplingEngine):
         self.settings, self.timeout_s = tuple(settings), timeout_s
         self.lost = ""
         self.lose_next: int | None = None  # a fault: this stage's process dies in the middle of the next step
-        self._step = 0
+        self._step = self._given_up = 0
+        self._launched: deque[Launched] = deque()
+        self.busy_s = [0.0] * len(self.settings)  # of every stage, inside its steps less its waits for rows
         self._stages: list[StageProcess] = []
         atexit.register(self.close)
         self._start()
@@ -167,6 +184,7 @@ class ProcessChain(SamplingEngine):
             if own.num_sequences > settings.num_sequences or own.num_cells >= self._context_cells(settings):
                 raise ValueError(f"limits {own} do not fit {settings}")
         self.limits, self.lose_next = limits, None
+        self._give_up_launched()
         if not self.lost:
             try:
                 self._order([{"do": "clear"}] * len(self._stages))
@@ -182,6 +200,7 @@ class ProcessChain(SamplingEngine):
 
     def apply(self, stages: Sequence[Sequence[MemoryOp]]) -> None:
         """Apply operations. With a lost stage there is no memory to apply them to: the next step says so."""
+        self._give_up_launched()
         if self.lost:
             return
         try:
@@ -201,18 +220,56 @@ class ProcessChain(SamplingEngine):
             return []
         return sorted({seq_id for answer in answers for seq_id in answer["leftovers"]})
 
-    def _run(
-        self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]
-    ) -> None:
-        if self.lost:
-            raise StageLost(self._lost_stage, self.lost)
+    def execute(self, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
+        self.launch(plan, batch, now_ms)
+        return self.collect()
+
+    def launch(self, plan: IterationPlan, batch: Batch, now_ms: float) -> None:
+        """Send a step's orders to every stage. That a stage is lost is told by ``collect``."""
+        failure = StageLost(self._lost_stage, self.lost) if self.lost else None
+        if failure is None:
+            self._send(self._orders(batch))
+        self._launched.append(Launched(plan, batch, now_ms, failure))
+
+    def collect(self) -> IterationResult:
+        """The oldest launched step's result. Raises ``EngineFailure``: those behind it are given up."""
+        step = self._launched.popleft()
+        tokens: list[int | None] = [None] * len(step.batch.samples)
+        try:
+            if step.failure is not None:
+                raise step.failure
+            self._note_busy(self._gather(range(len(self._stages)), self._sampler(step.batch, tokens)))
+        except EngineFailure:
+            self._give_up_launched()
+            raise
+        return completed_result(
+            step.plan, step.batch, tokens, started_ms=step.now_ms, finished_ms=step.now_ms
+        )
+
+    def _give_up_launched(self) -> None:
+        """Wait for the steps that are on their way, and forget what comes of them."""
+        self._given_up += 1
+        while self._launched:
+            if self._launched.popleft().failure is None and not self.lost:
+                with contextlib.suppress(EngineFailure):
+                    self._note_busy(self._gather(range(len(self._stages)), lambda rows, logits: None))
+
+    def _note_busy(self, answers: Sequence[dict[str, Any]]) -> None:
+        for index, answer in enumerate(answers):
+            self.busy_s[index] += answer["busy_s"]
+
+    def _orders(self, batch: Batch) -> list[dict[str, Any]]:
+        """The order of every stage for one step."""
         self._step += 1
+        self._calls_begun = 0
+        wanted = wanted_rows(batch)
         orders = []
         for index, calls in enumerate(batch.stages):
             orders.append(
                 {
                     "do": "step",
                     "step": self._step,
+                    "given_up": self._given_up,
                     "calls": calls_to_data(calls),
                     "tokens": batch.tokens,
                     "positions": batch.positions,
@@ -222,7 +279,7 @@ class ProcessChain(SamplingEngine):
                 }
             )
         self.lose_next = None
-        self._order(orders, give)
+        return orders
 
     def _fail_before(self, num_calls: int) -> int | None:
         """Which of a stage's calls an injected failure hits; calls are counted over all stages."""
@@ -235,15 +292,15 @@ class ProcessChain(SamplingEngine):
 
     # -- orders and answers
 
-    def _order(
-        self,
-        orders: Sequence[dict[str, Any] | None],
-        give: Callable[[Sequence[int], np.ndarray], None] | None = None,
-    ) -> list[dict[str, Any]]:
+    def _order(self, orders: Sequence[dict[str, Any] | None]) -> list[dict[str, Any]]:
         """Send each stage its order (None: none) and gather the answers.
 
         Raises ``EngineFailure`` or ``StageLost``.
         """
+        return self._gather(self._send(orders))
+
+    def _send(self, orders: Sequence[dict[str, Any] | None]) -> list[int]:
+        """Send each stage its order; the stages that got one."""
         asked = []
         for index, order in enumerate(orders):
             if order is not None:
@@ -252,7 +309,7 @@ class ProcessChain(SamplingEngine):
                     self._stages[index].wire.send(order)
                 except (WireClosed, WireSilent):
                     pass  # gathering finds out how it ended
-        return self._gather(asked, give)
+        return asked
 
     def _gather(
         self,
@@ -331,6 +388,42 @@ __all__ = ["ProcessChain", "StageLost"]
 # that stages overlap inside a step.
 
 
+class HandedRows:
+    """Hidden states of one step's rows, waited for as they are needed. ``upstream`` is the stage before; the
+    first stage has none, and is handed nothing.
+    """
+
+    def __init__(self, upstream: Wire | None, number: int, num_rows: int, n_embd: int) -> None:
+        self._upstream, self._number = upstream, number
+        self._rows = HiddenRows(num_rows, n_embd)
+        self._is_over = upstream is None
+        self.waited_s = 0.0
+
+    def take(self, rows: Sequence[int]) -> np.ndarray:
+        """float32 [rows, n_embd]. Raises ``EngineFailure`` when the stage before broke off."""
+        while not self._rows.has(rows):
+            self._receive()
+        return self._rows.take(rows)
+
+    def drain(self) -> None:
+        """Take what the stage before still sends of this step: it may not go on until somebody does."""
+        with contextlib.suppress(EngineFailure, WireClosed, WireSilent):
+            while self._rows.missing.any():
+                self._receive()
+
+    def _receive(self) -> None:
+        if self._is_over:
+            raise EngineFailure("the stage before it broke off")
+        begun_s = monotonic()
+        header, states = self._upstream.receive()
+        self.waited_s += monotonic() - begun_s
+        if header["step"] != self._number:
+            return  # left over from a step that broke off here
+        self._is_over = bool(header.get("lost"))
+        if not self._is_over:
+            self._rows.give(header["rows"], states.reshape(len(header["rows"]), -1))
+
+
 class StageServer:
     """Carries out the coordinator's orders on one stage.
 
@@ -339,6 +432,7 @@ class StageServer:
 
     def __init__(self, stage: Stage, control: Wire, upstream: Wire | None, downstream: Wire | None) -> None:
         self.stage, self.control, self.upstream, self.downstream = stage, control, upstream, downstream
+        self._broke_off: int | None = None  # how often the coordinator had given up then
 
     def carry_out(self, order: dict[str, Any]) -> dict[str, Any]:
         """Do one order; the answer. Raises ``EngineFailure``."""
@@ -350,16 +444,25 @@ class StageServer:
         elif kind == "leftovers":
             return {"leftovers": self.stage.pool.leftover_sequences()}
         else:
-            self._step(order)
+            begun_s = monotonic()
+            waited_s = self._step(order)
+            return {"done": kind, "busy_s": monotonic() - begun_s - waited_s}
         return {"done": kind}
 
-    def _step(self, order: dict[str, Any]) -> None:
+    def _step(self, order: dict[str, Any]) -> float:
+        """Run a step; the seconds in it that were spent waiting for rows. Raises ``EngineFailure``.
+
+        Steps that were launched behind one that broke off here are refused: memory is not what they need.
+        """
         number, tokens = order["step"], tuple(order["tokens"])
         batch = Batch(tokens, tuple(order["positions"]), (), (), (), (), (), ())
+        handed = HandedRows(self.upstream, number, len(tokens), self.stage.model.n_embd)
         begun = 0
 
         def before_call() -> None:
             nonlocal begun
+            if self._broke_off == order["given_up"]:
+                raise EngineFailure("a step before this one broke off")
             if begun == order["die_before"]:
                 os.kill(os.getpid(), signal.SIGKILL)
             if begun == order["fail_before"]:
@@ -372,12 +475,15 @@ class StageServer:
                 batch,
                 order["wanted"],
                 before_call=before_call,
-                take=self._source(number, len(tokens)) if self.upstream else None,
+                take=handed.take if self.upstream else None,
                 give=self._sink(number),
             )
         except (EngineFailure, WireClosed, WireSilent):
+            self._broke_off = order["given_up"]
             self._tell_downstream(number)
+            handed.drain()
             raise
+        return handed.waited_s
 
     def _tell_downstream(self, number: int) -> None:
         """Whoever waits for this step's hidden states must not wait longer."""
@@ -386,22 +492,6 @@ class StageServer:
                 self.downstream.send({"step": number, "lost": True})
             except (WireClosed, WireSilent):
                 pass  # it has gone, and waits no more
-
-    def _source(self, number: int, num_rows: int) -> Callable[[Sequence[int]], np.ndarray]:
-        """Hidden states of this step's rows, waited for as they are needed."""
-        handed = HiddenRows(num_rows, self.stage.model.n_embd)
-
-        def take(rows: Sequence[int]) -> np.ndarray:
-            while not handed.has(rows):
-                header, states = self.upstream.receive()
-                if header["step"] != number:
-                    continue  # left over from a step that broke off here
-                if header.get("lost"):
-                    raise EngineFailure("the stage before it broke off")
-                handed.give(header["rows"], states.reshape(len(header["rows"]), -1))
-            return handed.take(rows)
-
-        return take
 
     def _sink(self, number: int) -> Callable[[Sequence[int], np.ndarray], None]:
         wire = self.downstream or self.control
@@ -424,8 +514,9 @@ def serve(control: Wire, upstream: Wire | None, downstream: Wire | None) -> None
         control.send({"usage" if isinstance(error, UsageError) else "error": str(error)})
         return
     control.send({"loaded": os.getpid(), "n_embd": server.stage.model.n_embd})
-    while True:
-        order, _ = control.receive()
+    orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    threading.Thread(target=_take_orders, args=(control, orders), name="orders", daemon=True).start()
+    while (order := orders.get()) is not None:
         try:
             answer = server.carry_out(order)
         except (EngineFailure, WireClosed, WireSilent) as failure:
@@ -434,6 +525,17 @@ def serve(control: Wire, upstream: Wire | None, downstream: Wire | None) -> None
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
         control.send(answer)
+
+
+def _take_orders(control: Wire, orders: queue.SimpleQueue[dict[str, Any] | None]) -> None:
+    """Take orders while others are carried out, so that the coordinator never waits to send one; None when it
+    has gone.
+    """
+    try:
+        while True:
+            orders.put(control.receive()[0])
+    except (WireClosed, WireSilent):
+        orders.put(None)
 
 
 def main(arguments: list[str]) -> None:

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from parity.engines.exact_memory import BASE, MODULUS, EngineAbort, ExactPool
+from parity.engines.in_flight import StagesInTurn, Walk
 from parity.errors import UsageError
 from parity.records import Session
 from scheduler.engine import PAD_ROW, Batch, Call, EngineFailure, MemoryOp, completed_result
 from scheduler.limits import PoolLimits
-from scheduler.records import IterationPlan, IterationResult, SamplingParams
+from scheduler.records import IterationPlan, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,8 @@ class ExactModel:
 __all__ = ["EngineAbort", "ExactEngine", "ExactModel", "expected_tokens", "hidden_stops", "next_token"]
 
 
-class ExactEngine:
-    """Implements ``scheduler.engine.Engine`` for every layout and any number of stages.
+class ExactEngine(StagesInTurn):
+    """Implements ``scheduler.engine.OverlappingEngine`` for every layout and any number of stages.
 
     ``stops`` maps a request id to (position, token): what is sampled at that position whatever the digest
     says, which is how a hidden output length is realised (``hidden_stops``). ``duration_ms`` gives the
@@ -61,6 +62,7 @@ class ExactEngine:
         stops: Mapping[str, tuple[int, int]] | None = None,
         duration_ms: Callable[[Batch], float] | None = None,
     ) -> None:
+        super().__init__()
         self.limits = tuple(limits)
         self.model = ExactModel(recurrent=any(pool.recurrent for pool in limits)) if model is None else model
         self.stops = {} if stops is None else stops
@@ -77,11 +79,13 @@ class ExactEngine:
         """
         self._failing_call = call
 
-    def execute(self, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
+    def walk(self, plan: IterationPlan, batch: Batch, now_ms: float) -> Walk:
         """Run the batch through every stage and sample."""
         failing, self._failing_call = self._failing_call, None
         hidden: list[int | None] = list(batch.tokens)
-        for pool, calls in zip(self.pools, batch.stages, strict=True):
+        for stage, (pool, calls) in enumerate(zip(self.pools, batch.stages, strict=True)):
+            if stage:
+                yield
             computed: list[int | None] = [None] * len(hidden)
             for call in calls:
                 if failing is not None and failing <= 0:
@@ -99,7 +103,8 @@ class ExactEngine:
         return completed_result(plan, batch, tokens, started_ms=now_ms, finished_ms=finished_ms)
 
     def apply(self, stages: Sequence[Sequence[MemoryOp]]) -> None:
-        """Apply memory operations outside a step."""
+        """Apply memory operations outside a step; what is in flight is given up."""
+        self.give_up_launched()
         for pool, ops in zip(self.pools, stages, strict=True):
             for op in ops:
                 pool.apply(op)

@@ -150,24 +150,26 @@ class SamplingEngine:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.limits: tuple[PoolLimits, ...] = ()
         self.observe_logits: LogitsObserver | None = None
         self.fail_before_call: int | None = None
         self._calls_begun = 0
 
     def execute(self, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:
-        sample_of_row = {sample.row: index for index, sample in enumerate(batch.samples)}
-        wanted = [0] * len(batch.tokens)
-        for row in sample_of_row:
-            wanted[row] = 1
         tokens: list[int | None] = [None] * len(batch.samples)
+        self._calls_begun = 0
+        self._run(batch, wanted_rows(batch), self._sampler(batch, tokens))
+        return completed_result(plan, batch, tokens, started_ms=now_ms, finished_ms=now_ms)
+
+    def _sampler(self, batch: Batch, tokens: list[int | None]) -> Callable[[Sequence[int], np.ndarray], None]:
+        """What takes the logits of wanted rows and puts the chosen tokens into ``tokens``, by sample."""
+        sample_of_row = {sample.row: index for index, sample in enumerate(batch.samples)}
 
         def give(rows: Sequence[int], logits: np.ndarray) -> None:
             self._sample(batch, [sample_of_row[row] for row in rows], logits, tokens)
 
-        self._calls_begun = 0
-        self._run(batch, wanted, give)
-        return completed_result(plan, batch, tokens, started_ms=now_ms, finished_ms=now_ms)
+        return give
 
     def _run(
         self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]
@@ -199,6 +201,14 @@ class SamplingEngine:
                     row, sample.sampling, request_id=sample.request_id, position=sample.position
                 )
             )
+
+
+def wanted_rows(batch: Batch) -> list[int]:
+    """1 for every batch row whose logits are wanted, else 0."""
+    wanted = [0] * len(batch.tokens)
+    for sample in batch.samples:
+        wanted[sample.row] = 1
+    return wanted
 
 
 class LlamaEngine(SamplingEngine):

@@ -108,7 +108,7 @@ class HiddenTap:
         count, self.count = self.count, 0
         return self.rows[:count]
 
-    def _make_callback(self):
+    def _make_callback(self) -> Callable[..., bool]:
         """The callback as a closure: it is called for every node of every graph, so
         it looks at eight bytes first.
         """

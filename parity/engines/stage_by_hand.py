@@ -6,7 +6,7 @@ A chain of one stage is the unsplit model, so the same code gives the reference.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -176,7 +176,7 @@ class HandDriver:
 
 
 @contextmanager
-def hand_driver(settings: Sequence[StageSettings], *, call_rows: Sequence[int] = ()):
+def hand_driver(settings: Sequence[StageSettings], *, call_rows: Sequence[int] = ()) -> Iterator[HandDriver]:
     """A ``HandDriver`` on stages of its own, closed at the end."""
     driver = HandDriver([Stage(stage) for stage in settings], call_rows=call_rows)
     try:

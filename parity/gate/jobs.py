@@ -6,12 +6,13 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
 from parity.errors import UsageError
 from parity.gate.plan import GateJob
-from parity.gate.records import CheckKind, Counts, GateCheck, NoiseHistogram
+from parity.gate.result import CheckKind, Counts, GateCheck, NoiseHistogram
 from parity.golden.regenerate import find_changes
 from parity.mutants import all_mutants
 from parity.mutants.running import Status, judge_mutants, select_trials
@@ -43,7 +44,7 @@ def run_job(job: GateJob) -> GateCheck:
     return replace(check, seconds=round(monotonic() - started, 2))
 
 
-def _check(job: GateJob, verdict: Verdict, **evidence) -> GateCheck:
+def _check(job: GateJob, verdict: Verdict, **evidence: Any) -> GateCheck:
     return GateCheck(
         kind=job.kind,
         name=job.name,
@@ -63,11 +64,19 @@ def _run_suite(job: GateJob) -> GateCheck:
 
 
 def _run_split(job: GateJob) -> GateCheck:
+    """In this process for the first split of a row, with a process per stage for the others."""
     row = job.model.partition(":")[2] or "tiny"
-    split = next((split for split in pinned_splits(job.family, row) if split.name == job.split), None)
-    if split is None:
+    splits = {split.name: split for split in pinned_splits(job.family, row)}
+    if job.split not in splits:
         return _check(job, Verdict.UNKNOWN, reason=f"row {row} has no split named {job.split}")
-    result = run_split_suite(job.family, split, min_sessions=job.sessions, seed_value=job.seed, tier=job.tier)
+    result = run_split_suite(
+        job.family,
+        splits[job.split],
+        min_sessions=job.sessions,
+        stage_processes=job.split != next(iter(splits)),
+        seed_value=job.seed,
+        tier=job.tier,
+    )
     return suite_check(job, result)
 
 
@@ -153,6 +162,7 @@ def _run_truth(job: GateJob) -> GateCheck:
             "positions": sum(distance.positions for distance in claimed),
             "ties": sum(len(distance.ties) for distance in claimed),
         },
+        distances=tuple(distances),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from parity.errors import UsageError
-from parity.gate.records import CheckKind, GateCheck, GateOptions
+from parity.gate.result import CheckKind, GateCheck, GateOptions
 from parity.models import resolve_model
 from parity.models.families import Family, KvClass, RowSource, load_families
 from parity.models.splits import load_splits
@@ -49,26 +49,33 @@ def parse_required(words: tuple[str, ...], *, known: list[str], chosen: tuple[st
     return required
 
 
+def plan_jobs(options: GateOptions) -> list[GateJob]:
+    """Everything that a gate run consists of, family by family; whether it can run is another question."""
+    families = load_families()
+    jobs = [job for name in options.families for job in _family_jobs(families[name], options)]
+    if options.row == "tiny" and options.families:
+        jobs += [GateJob(kind=CheckKind.POLICIES, name="policies"), *_mutant_jobs(options)]
+    return jobs
+
+
 def plan_gate(options: GateOptions) -> tuple[list[GateJob], list[GateCheck], dict[str, str]]:
     """Jobs to run, family by family; checks that are decided already; and the models' digests by family."""
-    jobs: list[GateJob] = []
+    planned = plan_jobs(options)
     decided: list[GateCheck] = []
     digests: dict[str, str] = {}
     families = load_families()
     for name in options.families:
         found = check_model(families[name], options.row)
         decided.append(found)
-        planned = _family_jobs(families[name], options)
         if found.verdict is Verdict.PASS:
             digests[name] = resolve_model(_model(name, options.row)).sha256
-            jobs += planned
         else:
-            decided += [_not_run(job, f"no model: {found.reason}") for job in planned]
+            needing = [job for job in planned if job.model and job.family == name]
+            decided += [_not_run(job, f"no model: {found.reason}") for job in needing]
         if options.frozen:
             decided += check_rows_are_locked(families[name])
     decided += check_selection(options, families)
-    if options.row == "tiny" and options.families:
-        jobs += [GateJob(kind=CheckKind.POLICIES, name="policies"), *_mutant_jobs(options)]
+    jobs = [job for job in planned if not job.model or job.family in digests]
     if options.only:
         decided += [
             _left_out(kind) for kind in dict.fromkeys(job.kind for job in jobs) if kind not in options.only

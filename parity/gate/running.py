@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -14,7 +14,7 @@ from time import monotonic
 
 from parity.gate.jobs import run_job
 from parity.gate.plan import GateJob, plan_gate
-from parity.gate.records import CheckKind, GateCheck, GateOptions, GateResult
+from parity.gate.result import CheckKind, GateCheck, GateOptions, GateResult
 from parity.processes import process_pool
 from parity.records import Verdict
 from parity.run.profiles import provenance
@@ -64,7 +64,7 @@ def run_gate(options: GateOptions, on_check: OnCheck = lambda check, done, total
     )
 
 
-def _run_jobs(jobs: list[GateJob], limit: int):
+def _run_jobs(jobs: list[GateJob], limit: int) -> Iterator[GateCheck]:
     """Checks as they end. A process that dies makes unknown what had not ended."""
     if not jobs:
         return

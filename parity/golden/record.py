@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,14 +14,29 @@ from parity.errors import UsageError
 from parity.plain_data import load_json, read_record
 from parity.records import Tier
 
-GOLDEN_FORMAT = 1
+GOLDEN_FORMAT = 2
 MIN_MARGIN = 0.2  # every generated token's top-1 leads by at least this, in every golden
+MARGIN_DIGITS = 6  # of those that margins are written with
+SAME_MARGIN = 1e-4  # float64 on another processor moves a margin by far less than this part of it
 
 
 def content_digest(data: dict[str, Any]) -> str:
     """BLAKE2b, 128 bits, of a golden's data without format and digest, as JSON with sorted keys."""
     text = json.dumps(data, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceAnswer:
+    """What the float64 reference says of a session's tokens, each after the golden's tokens before it.
+
+    ``tokens``: those that it picks. ``margin``: the smallest distance from its best to its second logit.
+    ``ties``: a line for each token that is another one than the golden's, with the logits too near to tell.
+    """
+
+    tokens: tuple[int, ...]
+    margin: float
+    ties: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +54,7 @@ class GoldenSession:
     data: str
     digests: tuple[str, ...]
     margin: float
+    reference: ReferenceAnswer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +91,8 @@ class Golden:
         """
         data = asdict(self)
         for session in data["sessions"]:
-            session["margin"] = float(f"{session['margin']:.6g}")
+            for answer in (session, session["reference"]):
+                answer["margin"] = float(f"{answer['margin']:.{MARGIN_DIGITS}g}")
         data = {"format": GOLDEN_FORMAT, "digest": content_digest(data), **data}
         text = json.dumps(data, indent=1, ensure_ascii=False)
         return (
@@ -112,8 +130,8 @@ def are_digests_comparable(old: GoldenProvenance, new: GoldenProvenance) -> bool
 def find_differences(old: Golden, new: Golden, *, tier: Tier = Tier.BITS) -> list[str]:
     """What must be equal and is not, one readable line each; empty when the golden holds.
 
-    Model, prompts, tokens and bytes always; digests where build, numerics and CPU match and ``tier`` asks for
-    bits. The reason is not compared, the margin follows from the logits.
+    Model, prompts, tokens, bytes and what the reference says always; digests where build, numerics and CPU
+    match and ``tier`` asks for bits. The reason is not compared, the engine's margin follows from the logits.
     """
     lines = []
     if old.provenance.model != new.provenance.model:
@@ -139,6 +157,10 @@ def _session_differences(was: GoldenSession, now: GoldenSession, *, bits: bool) 
         ]
     elif (was.text, was.data) != (now.text, now.data):
         lines.append(f"same tokens, other bytes: {was.data} -> {now.data}")
+    if (was.reference.tokens, was.reference.ties) != (now.reference.tokens, now.reference.ties):
+        lines.append(f"the reference picks {_picked(was.reference)} -> {_picked(now.reference)}")
+    elif not math.isclose(was.reference.margin, now.reference.margin, rel_tol=SAME_MARGIN):
+        lines.append(f"the reference's margin {was.reference.margin:.6g} -> {now.reference.margin:.6g}")
     if bits and was.digests != now.digests:
         step = first_difference(was.digests, now.digests)
         lines.append(f"logits differ in bits from generated token {step} on, same build, numerics and CPU")
@@ -152,6 +174,10 @@ def describe_context(old: Golden, new: Golden) -> list[str]:
     if f"{old.margin:.4g}" != f"{new.margin:.4g}":
         lines.append(f"smallest margin: {old.margin:.4g} -> {new.margin:.4g}")
     return lines
+
+
+def _picked(answer: ReferenceAnswer) -> str:
+    return " ".join([_listed(answer.tokens), *(f"(tie: {tie})" for tie in answer.ties)])
 
 
 def _listed(tokens: tuple[int, ...]) -> str:

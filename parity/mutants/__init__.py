@@ -1,7 +1,8 @@
-"""Mutants: deliberate faults, each naming the checker that must kill it. A
-surviving one is a hole in the checks.
+"""Mutants: deliberate faults, each naming the checker that must kill it. A survivor is a hole in the checks.
 
-Every module of this package that has ``MUTANTS`` is part of the registry; ``parity mutants`` runs them all.
+A new one is a function with the decorator ``parity.mutants.mutant.mutant`` in any module of this package: its
+docstring and its body are the fault, the decorator says where it is planted, who must see it and in which
+cases. ``parity mutants`` runs them all.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import importlib
 import pkgutil
 
 from parity.errors import UsageError
-from parity.mutants.records import Mutant
+from parity.mutants.mutant import Mutant, mutants_of
 
 
 def all_mutants() -> tuple[Mutant, ...]:
-    """Every registered mutant, in the order of modules and of their lists. Raises
-    ValueError for a doubled name.
+    """Every mutant, module by module, in the order in which they stand there. Raises ValueError for a doubled
+    name.
     """
     found: dict[str, Mutant] = {}
-    for module in sorted(info.name for info in pkgutil.iter_modules(__path__)):
-        for mutant in getattr(importlib.import_module(f"{__name__}.{module}"), "MUTANTS", ()):
+    for module in sorted(f"{__name__}.{info.name}" for info in pkgutil.iter_modules(__path__)):
+        importlib.import_module(module)
+        for mutant in mutants_of(module):
             if mutant.name in found:
                 raise ValueError(f"two mutants are named {mutant.name}")
             found[mutant.name] = mutant

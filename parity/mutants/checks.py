@@ -20,8 +20,8 @@ from parity.checkers.identity import Comparison
 from parity.engines.exact_memory import ExactPool
 from parity.history import Answer, Run
 from parity.mutants import cases, find_mutant
-from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial
-from parity.mutants.seam import method_plant
+from parity.mutants.mutant import Complaint, Killer, Place, Reach, Trial, mutant
+from parity.mutants.seam import in_method
 from parity.mutants.trials import complaints_of, run_real_case
 from parity.records import BITS, BYTES, Case, Finding, Verdict
 
@@ -73,7 +73,19 @@ def worst_verdict_wins() -> tuple[Complaint, ...]:
     return tuple(Complaint(Killer.SELF_TEST, f"verdicts {parts} merge wrongly") for parts in wrong)
 
 
-def _first_token_only(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+POSITION = must_see("position_off_by_one", Killer.BITS, cases.mixed("llama"))
+REPLAY = must_see("replay_without_generated_tokens", Killer.BITS, cases.preempted("llama"))
+
+
+@mutant(
+    in_method(identity_module, "compare_run"),
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(REPLAY,),
+)
+def checker_compares_the_first_token_only(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Only the first generated token is compared."""
+
     def compare_run(run: Run, expected: Any, actual: Any) -> list[Comparison]:
         reach()
         return [
@@ -84,7 +96,22 @@ def _first_token_only(original: Callable[..., Any], reach: Reach) -> Callable[..
     return compare_run
 
 
-def _sixteen_tokens(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(identity_module, "compare_session"),
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(
+        must_see(
+            "foreign_token_after_twenty_of_its_own", Killer.BITS, cases.lockstep("llama", max_tokens=30)
+        ),
+        must_see(
+            "foreign_token_after_twenty_of_its_own", Killer.BYTES, cases.lockstep("llama", max_tokens=30)
+        ),
+    ),
+)
+def checker_compares_sixteen_tokens(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Only the first sixteen tokens are compared."""
+
     def compare_session(session: int, expected: Answer, actual: Answer, *, complete: bool) -> Comparison:
         reach()
         short = [Answer(answer.tokens[:16], answer.digests[:16]) for answer in (expected, actual)]
@@ -93,7 +120,17 @@ def _sixteen_tokens(original: Callable[..., Any], reach: Reach) -> Callable[...,
     return compare_session
 
 
-def _stopped_is_incomplete(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(identity_module, "compare_session"),
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(must_see("stopped_by_any_token", Killer.BYTES, cases.stopped("llama")),),
+)
+def stopped_sessions_compared_as_far_as_they_went(
+    original: Callable[..., Any], reach: Reach
+) -> Callable[..., Any]:
+    """A session that ended by a stop token may end anywhere."""
+
     def compare_session(session: int, expected: Answer, actual: Answer, *, complete: bool) -> Comparison:
         ended_early = len(actual.tokens) < len(expected.tokens)
         if ended_early and complete:
@@ -103,38 +140,54 @@ def _stopped_is_incomplete(original: Callable[..., Any], reach: Reach) -> Callab
     return compare_session
 
 
-def _length_ignored(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    def compare_run(run: Run, expected: Any, actual: Any) -> list[Comparison]:
-        reach()
-        return [
-            replace(comparison, bits_step=None, bytes_step=None) if comparison.length_differs else comparison
-            for comparison in original(run, expected, actual)
-        ]
-
-    return compare_run
-
-
-def _first_session_only(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    def compare_run(run: Run, expected: Any, actual: Any) -> list[Comparison]:
-        reach()
-        return original(run, expected, actual)[:1]
-
-    return compare_run
-
-
-def _expected_from_the_run(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    def compare_run(run: Run, expected: Any, actual: Any) -> list[Comparison]:
-        reach()
-        return original(run, actual, actual)
-
-    return compare_run
-
-
-def _without_partition(original: tuple, reach: Reach) -> tuple:
-    reach()
-    return original[1:]
-
-
+@mutant(
+    in_method(StreamChecker, "check"),
+    name="checker_of_streams_blind",
+    fault="Nobody compares what a caller was given with what the session ended with.",
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(must_see("token_streamed_twice", Killer.STREAM, cases.preempted("llama")),),
+)
+@mutant(
+    in_method(EndsChecker, "check"),
+    name="checker_of_ends_blind",
+    fault="Tokens after a cancel and unexplained failures are not looked for.",
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(must_see("token_after_cancel", Killer.ENDS, cases.cancelled("llama")),),
+)
+@mutant(
+    in_method(drive_module, "find_losses"),
+    name="conservation_unchecked",
+    fault="Cells and ids are not counted after a step.",
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(must_see("cell_leaked_at_every_end", Killer.CONSERVATION, cases.mixed("llama")),),
+)
+@mutant(
+    in_method(loop_module, "validate_result"),
+    name="results_not_validated",
+    fault="Whatever an engine says is applied.",
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(must_see("rebuild_debited_as_service", Killer.LEGALITY, cases.preempted("llama")),),
+)
+@mutant(
+    in_method(loop_module, "validate_plan"),
+    name="plans_not_validated",
+    fault="Whatever a policy says is carried out.",
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(must_see("token_budget_not_charged", Killer.LEGALITY, cases.mixed("llama")),),
+)
+@mutant(
+    in_method(ReproducibilityChecker, "check"),
+    name="second_run_not_compared",
+    fault="A case runs twice but the two are not compared.",
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(must_see("second_run_differs", Killer.REPRODUCIBILITY, cases.mixed("llama")),),
+)
 def nothing_found(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
     """A check that never finds anything."""
 
@@ -145,7 +198,87 @@ def nothing_found(original: Callable[..., Any], reach: Reach) -> Callable[..., A
     return check
 
 
-def _always_zero(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(identity_module, "compare_run"),
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(must_see("one_token_short", Killer.BYTES, cases.mixed("llama")),),
+)
+def checker_ignores_length(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """An answer that is too short or too long counts as equal."""
+
+    def compare_run(run: Run, expected: Any, actual: Any) -> list[Comparison]:
+        reach()
+        return [
+            replace(comparison, bits_step=None, bytes_step=None) if comparison.length_differs else comparison
+            for comparison in original(run, expected, actual)
+        ]
+
+    return compare_run
+
+
+@mutant(
+    in_method(identity_module, "compare_run"),
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(POSITION,),
+)
+def checker_looks_at_one_session(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Only the first session of a case is compared."""
+
+    def compare_run(run: Run, expected: Any, actual: Any) -> list[Comparison]:
+        reach()
+        return original(run, expected, actual)[:1]
+
+    return compare_run
+
+
+@mutant(
+    in_method(identity_module, "compare_run"),
+    name="oracle_shares_state_with_the_run",
+    fault="The reference is what the run itself gave.",
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(POSITION,),
+)
+@mutant(
+    in_method(identity_module, "compare_run"),
+    name="oracle_shares_state_with_the_real_run",
+    fault="The reference is what the run on llama.cpp itself gave.",
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(must_see("position_off_by_one", Killer.BITS, cases.mixed("llama"), place=Place.REAL),),
+)
+def _expected_from_the_run(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    def compare_run(run: Run, expected: Any, actual: Any) -> list[Comparison]:
+        reach()
+        return original(run, actual, actual)
+
+    return compare_run
+
+
+@mutant(
+    in_method(ends_module, "RULES"),
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(must_see("cancelled_session_never_reported", Killer.ENDS, cases.cancelled("llama")),),
+)
+def partition_unchecked(original: tuple, reach: Reach) -> tuple:
+    """Nobody counts whether every session has one end."""
+
+    reach()
+    return original[1:]
+
+
+@mutant(
+    in_method(ExactPool, "num_used"),
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(must_see("idle_pool_not_cleared", Killer.MEMORY, cases.mixed("llama")),),
+)
+def leftovers_ignored(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Cells that are held when nothing is live go unnoticed."""
+
     def count(self: Any) -> int:
         reach()
         return 0
@@ -153,32 +286,15 @@ def _always_zero(original: Callable[..., Any], reach: Reach) -> Callable[..., An
     return count
 
 
-def _always_noise(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    def is_noise(*arguments: Any) -> bool:
-        reach()
-        return True
+@mutant(
+    in_method(judge_module, "check_all"),
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(must_see("session_ends_twice", Killer.ENDS, cases.mixed("llama")),),
+)
+def problems_do_not_count(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A case with problems but without a divergence passes."""
 
-    return is_noise
-
-
-def _everything_marked(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    def count_marks(run: Run) -> dict[str, int]:
-        reach()
-        return {name: max(1, count) for name, count in original(run).items()}
-
-    return count_marks
-
-
-def _best_verdict(original: Any, reach: Reach) -> Any:
-    def merge(verdicts: Any) -> Verdict:
-        reach()
-        verdicts = list(verdicts)
-        return Verdict.PASS if Verdict.PASS in verdicts else original.__func__(verdicts)
-
-    return staticmethod(merge)
-
-
-def _problems_pass(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
     def check_all(*arguments: Any) -> tuple[Finding, ...]:
         found = original(*arguments)
         kept = tuple(finding for finding in found if finding.checker in (BITS, BYTES))
@@ -189,134 +305,55 @@ def _problems_pass(original: Callable[..., Any], reach: Reach) -> Callable[..., 
     return check_all
 
 
-def _checker(name: str, fault: str, plant: Any, *trials: Trial) -> Mutant:
-    return Mutant(
-        name=name, fault=fault, part="checkers", killers=(Killer.SELF_TEST,), plant=plant, trials=trials
-    )
-
-
-POSITION = must_see("position_off_by_one", Killer.BITS, cases.mixed("llama"))
-REPLAY = must_see("replay_without_generated_tokens", Killer.BITS, cases.preempted("llama"))
-
-MUTANTS = (
-    _checker(
-        "checker_compares_the_first_token_only",
-        "Only the first generated token is compared.",
-        method_plant(identity_module, "compare_run", _first_token_only),
-        REPLAY,
-    ),
-    _checker(
-        "checker_compares_sixteen_tokens",
-        "Only the first sixteen tokens are compared.",
-        method_plant(identity_module, "compare_session", _sixteen_tokens),
-        must_see(
-            "foreign_token_after_twenty_of_its_own", Killer.BITS, cases.lockstep("llama", max_tokens=30)
-        ),
-        must_see(
-            "foreign_token_after_twenty_of_its_own", Killer.BYTES, cases.lockstep("llama", max_tokens=30)
-        ),
-    ),
-    _checker(
-        "stopped_sessions_compared_as_far_as_they_went",
-        "A session that ended by a stop token may end anywhere.",
-        method_plant(identity_module, "compare_session", _stopped_is_incomplete),
-        must_see("stopped_by_any_token", Killer.BYTES, cases.stopped("llama")),
-    ),
-    _checker(
-        "checker_of_streams_blind",
-        "Nobody compares what a caller was given with what the session ended with.",
-        method_plant(StreamChecker, "check", nothing_found),
-        must_see("token_streamed_twice", Killer.STREAM, cases.preempted("llama")),
-    ),
-    _checker(
-        "checker_ignores_length",
-        "An answer that is too short or too long counts as equal.",
-        method_plant(identity_module, "compare_run", _length_ignored),
-        must_see("one_token_short", Killer.BYTES, cases.mixed("llama")),
-    ),
-    _checker(
-        "checker_looks_at_one_session",
-        "Only the first session of a case is compared.",
-        method_plant(identity_module, "compare_run", _first_session_only),
-        POSITION,
-    ),
-    _checker(
-        "oracle_shares_state_with_the_run",
-        "The reference is what the run itself gave.",
-        method_plant(identity_module, "compare_run", _expected_from_the_run),
-        POSITION,
-    ),
-    _checker(
-        "oracle_shares_state_with_the_real_run",
-        "The reference is what the run on llama.cpp itself gave.",
-        method_plant(identity_module, "compare_run", _expected_from_the_run),
-        must_see("position_off_by_one", Killer.BITS, cases.mixed("llama"), place=Place.REAL),
-    ),
-    _checker(
-        "checker_of_ends_blind",
-        "Tokens after a cancel and unexplained failures are not looked for.",
-        method_plant(EndsChecker, "check", nothing_found),
-        must_see("token_after_cancel", Killer.ENDS, cases.cancelled("llama")),
-    ),
-    _checker(
-        "partition_unchecked",
-        "Nobody counts whether every session has one end.",
-        method_plant(ends_module, "RULES", _without_partition),
-        must_see("cancelled_session_never_reported", Killer.ENDS, cases.cancelled("llama")),
-    ),
-    _checker(
-        "conservation_unchecked",
-        "Cells and ids are not counted after a step.",
-        method_plant(drive_module, "find_losses", nothing_found),
-        must_see("cell_leaked_at_every_end", Killer.CONSERVATION, cases.mixed("llama")),
-    ),
-    _checker(
-        "results_not_validated",
-        "Whatever an engine says is applied.",
-        method_plant(loop_module, "validate_result", nothing_found),
-        must_see("rebuild_debited_as_service", Killer.LEGALITY, cases.preempted("llama")),
-    ),
-    _checker(
-        "plans_not_validated",
-        "Whatever a policy says is carried out.",
-        method_plant(loop_module, "validate_plan", nothing_found),
-        must_see("token_budget_not_charged", Killer.LEGALITY, cases.mixed("llama")),
-    ),
-    _checker(
-        "second_run_not_compared",
-        "A case runs twice but the two are not compared.",
-        method_plant(ReproducibilityChecker, "check", nothing_found),
-        must_see("second_run_differs", Killer.REPRODUCIBILITY, cases.mixed("llama")),
-    ),
-    _checker(
-        "leftovers_ignored",
-        "Cells that are held when nothing is live go unnoticed.",
-        method_plant(ExactPool, "num_used", _always_zero),
-        must_see("idle_pool_not_cleared", Killer.MEMORY, cases.mixed("llama")),
-    ),
-    _checker(
-        "problems_do_not_count",
-        "A case with problems but without a divergence passes.",
-        method_plant(judge_module, "check_all", _problems_pass),
-        must_see("session_ends_twice", Killer.ENDS, cases.mixed("llama")),
-    ),
-    _checker(
-        "noise_explains_everything",
-        "In the stock layout every changed token counts as rounding.",
-        method_plant(noise_module, "is_noise", _always_noise),
+@mutant(
+    in_method(noise_module, "is_noise"),
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(
         must_see("logits_rows_swapped", Killer.NOISE, cases.mixed("llama", **cases.STOCK), place=Place.REAL),
     ),
-    _checker(
-        "marks_counted_from_wishes",
-        "A mark is counted although nothing of its kind happened.",
-        method_plant(judge_module, "count_marks", _everything_marked),
+)
+def noise_explains_everything(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """In the stock layout every changed token counts as rounding."""
+
+    def is_noise(*arguments: Any) -> bool:
+        reach()
+        return True
+
+    return is_noise
+
+
+@mutant(
+    in_method(judge_module, "count_marks"),
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(
         must_not_claim("shared", cases.mixed("llama")),
         must_not_claim("preempted", cases.mixed("llama")),
     ),
-    _checker(
-        "best_verdict_wins",
-        "Merged verdicts keep the best one.",
-        method_plant(Verdict, "merge", _best_verdict),
-        Trial(name="pass with fail and unknown", run=worst_verdict_wins),
-    ),
 )
+def marks_counted_from_wishes(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A mark is counted although nothing of its kind happened."""
+
+    def count_marks(run: Run) -> dict[str, int]:
+        reach()
+        return {name: max(1, count) for name, count in original(run).items()}
+
+    return count_marks
+
+
+@mutant(
+    in_method(Verdict, "merge"),
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(Trial(name="pass with fail and unknown", run=worst_verdict_wins),),
+)
+def best_verdict_wins(original: Any, reach: Reach) -> Any:
+    """Merged verdicts keep the best one."""
+
+    def merge(verdicts: Any) -> Verdict:
+        reach()
+        verdicts = list(verdicts)
+        return Verdict.PASS if Verdict.PASS in verdicts else original.__func__(verdicts)
+
+    return staticmethod(merge)

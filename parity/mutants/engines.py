@@ -13,17 +13,23 @@ from parity.engines.exact_memory import ExactPool
 from parity.engines.pool import PoolContext
 from parity.mutants import cases, sharing_cases
 from parity.mutants.cells import ANY_DAMAGE
-from parity.mutants.records import Killer, Mutant, Reach
+from parity.mutants.mutant import Killer, Reach, mutant
 from parity.mutants.rows import DIFFERS, everywhere
-from parity.mutants.seam import Change, batch_plant, method_plant, with_ops
+from parity.mutants.seam import Change, in_batches, in_method, with_ops
 from parity.mutants.trials import exact_trial, real_trial
 from parity.run.faults import hang_here
 from scheduler.engine import Batch, EngineFailure, MemoryOp, OpKind
 from scheduler.records import IterationPlan
 
 
-def undropped_states() -> Change:
-    """The recurrent state of a finished session stays under its id."""
+@mutant(
+    in_batches,
+    part="states",
+    killers=(*DIFFERS, Killer.ENGINE, Killer.MEMORY),
+    trials=everywhere(cases.refilled, cases.HYBRIDS),
+)
+def recurrent_state_of_the_last_tenant() -> Change:
+    """A retired id keeps its recurrent state, and its next owner goes on from it."""
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         return with_ops(batch, lambda op: () if op.kind is OpKind.DROP_STATE else (op,))
@@ -31,7 +37,15 @@ def undropped_states() -> Change:
     return change
 
 
-def _refusals_ignored(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(PoolContext, "apply"),
+    part="states",
+    killers=ANY_DAMAGE,
+    trials=tuple(real_trial(cases.refilled(family)) for family in cases.HYBRIDS),
+)
+def refused_removal_ignored(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """llama.cpp refuses to remove part of a sequence with a state, and nobody looks at the answer."""
+
     def apply(self: PoolContext, ops: tuple[MemoryOp, ...]) -> None:
         for op in ops:
             if op.kind is OpKind.DROP_STATE:
@@ -44,7 +58,15 @@ def _refusals_ignored(original: Callable[..., Any], reach: Reach) -> Callable[..
     return apply
 
 
-def _stale_state_for_one_row(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(ExactPool, "decode"),
+    part="states",
+    killers=DIFFERS,
+    trials=tuple(exact_trial(cases.one_row_tenants(family)) for family in cases.HYBRIDS),
+)
+def stale_state_for_a_one_token_chunk(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A first chunk of one token looks like a decode, so the state of the slot is not cleared."""
+
     def decode(self: ExactPool, rows: Any) -> list[int]:
         for _, position, seq_id, _ in rows:
             sequence = self.sequences[seq_id]
@@ -57,7 +79,15 @@ def _stale_state_for_one_row(original: Callable[..., Any], reach: Reach) -> Call
     return decode
 
 
-def _state_lost_at_chunk(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(ExactPool, "decode"),
+    part="states",
+    killers=DIFFERS,
+    trials=tuple(exact_trial(cases.mixed(family)) for family in cases.HYBRIDS),
+)
+def state_lost_at_a_chunk_boundary(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A chunk of more than one token starts from an empty state, right for a first chunk only."""
+
     def decode(self: ExactPool, rows: Any) -> list[int]:
         for seq_id in dict.fromkeys(row[2] for row in rows):
             own = [row for row in rows if row[2] == seq_id]
@@ -69,7 +99,15 @@ def _state_lost_at_chunk(original: Callable[..., Any], reach: Reach) -> Callable
     return decode
 
 
-def _reversed_parts(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(ExactPool, "_split"),
+    part="states",
+    killers=(Killer.CRASH, *DIFFERS),
+    trials=tuple(exact_trial(cases.mixed(family)) for family in cases.HYBRIDS),
+)
+def split_of_unequal_lengths_reversed(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A batch split into groups of equal length is computed last group first."""
+
     def split(self: ExactPool, rows: Any) -> list:
         parts = original(self, rows)
         if len(parts) > 1 or len(parts[0]) > 1 and self.limits.recurrent:
@@ -79,7 +117,15 @@ def _reversed_parts(original: Callable[..., Any], reach: Reach) -> Callable[...,
     return split
 
 
-def _neighbour_visible(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(ExactPool, "_place"),
+    part="visibility",
+    killers=DIFFERS,
+    trials=tuple(exact_trial(cases.lockstep(family)) for family in cases.FAMILIES),
+)
+def neighbour_visible(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A cell array keyed by position alone: the last writer at a position is seen by everybody."""
+
     def place(self: ExactPool, row: Any, cell: int) -> int:
         value, position, seq_id, wanted = row
         neighbours = [
@@ -96,7 +142,15 @@ def _neighbour_visible(original: Callable[..., Any], reach: Reach) -> Callable[.
     return place
 
 
-def _window_one_short(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(ExactPool, "_regular_row"),
+    part="window",
+    killers=DIFFERS,
+    trials=(exact_trial(cases.lockstep("gemma2")),),
+)
+def window_one_position_short(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A window cell is used again one position before it has left the window."""
+
     def regular_row(self: ExactPool, sequence: Any, value: int, position: int) -> tuple[int, int]:
         if self.window is None or position < self.window:
             return original(self, sequence, value, position)
@@ -110,18 +164,34 @@ def _window_one_short(original: Callable[..., Any], reach: Reach) -> Callable[..
     return regular_row
 
 
-def _copy_takes_more(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    def copy(self: ExactPool, source_id: int, seq_id: int, start: int, stop: int) -> None:
-        original(self, source_id, seq_id, start, stop)
-        target = self.sequences[seq_id]
-        if target.cells and len(target.folds) > 2:
-            target.folds[-1] = target.folds[-2]
+@mutant(
+    in_method(PoolContext, "fill"),
+    part="window",
+    killers=ANY_DAMAGE,
+    trials=(real_trial(cases.past_the_window("gemma2")),),
+)
+def window_cell_reused_early(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Rows have one owner, so the window cache gives their cells away and places rows elsewhere."""
+
+    def fill(self: PoolContext, call: Any, batch: Batch, *rest: Any) -> int:
+        count = original(self, call, batch, *rest)
+        if self.ids_per_row == 2:
+            self.context.seq_ids[:count, 1] = self.context.seq_ids[:count, 0]
             reach()
+        return count
 
-    return copy
+    return fill
 
 
-def _shadow_not_copied(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(PoolContext, "apply"),
+    part="window",
+    killers=ANY_DAMAGE,
+    trials=(real_trial(sharing_cases.long_followers("gemma2")),),
+)
+def second_cache_forgotten_in_copy(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A share copies the cells of one id of the pair and forgets the other."""
+
     def apply(self: PoolContext, ops: tuple[MemoryOp, ...]) -> None:
         for op in ops:
             if op.kind is OpKind.COPY and self.ids_per_row == 2:
@@ -133,7 +203,15 @@ def _shadow_not_copied(original: Callable[..., Any], reach: Reach) -> Callable[.
     return apply
 
 
-def _shadow_not_removed(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(PoolContext, "apply"),
+    part="window",
+    killers=ANY_DAMAGE,
+    trials=(real_trial(cases.refilled("gemma2")),),
+)
+def second_cache_forgotten_in_remove(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A removal frees the cells of one id of the pair and forgets the other."""
+
     def apply(self: PoolContext, ops: tuple[MemoryOp, ...]) -> None:
         for op in ops:
             if op.kind is OpKind.REMOVE and self.ids_per_row == 2:
@@ -145,26 +223,34 @@ def _shadow_not_removed(original: Callable[..., Any], reach: Reach) -> Callable[
     return apply
 
 
-def _no_shadow(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    def fill(self: PoolContext, call: Any, batch: Batch, *rest: Any) -> int:
-        count = original(self, call, batch, *rest)
-        if self.ids_per_row == 2:
-            self.context.seq_ids[:count, 1] = self.context.seq_ids[:count, 0]
+@mutant(
+    in_method(ExactPool, "_copy"),
+    part="visibility",
+    killers=DIFFERS,
+    trials=tuple(exact_trial(sharing_cases.shared_prefix(family)) for family in cases.ATTENTION),
+)
+def copy_misses_its_last_row(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A follower does not see the last row that it shares."""
+
+    def copy(self: ExactPool, source_id: int, seq_id: int, start: int, stop: int) -> None:
+        original(self, source_id, seq_id, start, stop)
+        target = self.sequences[seq_id]
+        if target.cells and len(target.folds) > 2:
+            target.folds[-1] = target.folds[-2]
             reach()
-        return count
 
-    return fill
-
-
-def hanging(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    def decode(self: PoolContext, count: int) -> None:
-        reach()
-        hang_here({})
-
-    return decode
+    return copy
 
 
-def _irreproducible(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(ExactEngine, "execute"),
+    part="reproducibility",
+    killers=(Killer.REPRODUCIBILITY,),
+    trials=(exact_trial(cases.mixed("llama")),),
+)
+def second_run_differs(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """The same case in the same process gives another answer the second time."""
+
     runs: list[int] = []
 
     def execute(self: ExactEngine, plan: IterationPlan, batch: Batch, now_ms: float) -> Any:
@@ -180,110 +266,18 @@ def _irreproducible(original: Callable[..., Any], reach: Reach) -> Callable[...,
     return execute
 
 
-MUTANTS = (
-    Mutant(
-        name="recurrent_state_of_the_last_tenant",
-        part="states",
-        killers=(*DIFFERS, Killer.ENGINE, Killer.MEMORY),
-        plant=batch_plant(undropped_states),
-        fault="A retired id keeps its recurrent state, and its next owner goes on from it.",
-        trials=everywhere(cases.refilled, cases.HYBRIDS),
-    ),
-    Mutant(
-        name="refused_removal_ignored",
-        part="states",
-        killers=ANY_DAMAGE,
-        plant=method_plant(PoolContext, "apply", _refusals_ignored),
-        fault="llama.cpp refuses to remove part of a sequence with a state, and nobody looks at the answer.",
-        trials=tuple(real_trial(cases.refilled(family)) for family in cases.HYBRIDS),
-    ),
-    Mutant(
-        name="stale_state_for_a_one_token_chunk",
-        part="states",
-        killers=DIFFERS,
-        plant=method_plant(ExactPool, "decode", _stale_state_for_one_row),
-        fault="A first chunk of one token looks like a decode, so the state of the slot is not cleared.",
-        trials=tuple(exact_trial(cases.one_row_tenants(family)) for family in cases.HYBRIDS),
-    ),
-    Mutant(
-        name="state_lost_at_a_chunk_boundary",
-        part="states",
-        killers=DIFFERS,
-        plant=method_plant(ExactPool, "decode", _state_lost_at_chunk),
-        fault="A chunk of more than one token starts from an empty state, right for a first chunk only.",
-        trials=tuple(exact_trial(cases.mixed(family)) for family in cases.HYBRIDS),
-    ),
-    Mutant(
-        name="split_of_unequal_lengths_reversed",
-        part="states",
-        killers=(Killer.CRASH, *DIFFERS),
-        plant=method_plant(ExactPool, "_split", _reversed_parts),
-        fault="A batch split into groups of equal length is computed last group first.",
-        trials=tuple(exact_trial(cases.mixed(family)) for family in cases.HYBRIDS),
-    ),
-    Mutant(
-        name="neighbour_visible",
-        part="visibility",
-        killers=DIFFERS,
-        plant=method_plant(ExactPool, "_place", _neighbour_visible),
-        fault="A cell array keyed by position alone: the last writer at a position is seen by everybody.",
-        trials=tuple(exact_trial(cases.lockstep(family)) for family in cases.FAMILIES),
-    ),
-    Mutant(
-        name="window_one_position_short",
-        part="window",
-        killers=DIFFERS,
-        plant=method_plant(ExactPool, "_regular_row", _window_one_short),
-        fault="A window cell is used again one position before it has left the window.",
-        trials=(exact_trial(cases.lockstep("gemma2")),),
-    ),
-    Mutant(
-        name="window_cell_reused_early",
-        part="window",
-        killers=ANY_DAMAGE,
-        plant=method_plant(PoolContext, "fill", _no_shadow),
-        fault="Rows have one owner, so the window cache gives their cells away and places rows elsewhere.",
-        trials=(real_trial(cases.past_the_window("gemma2")),),
-    ),
-    Mutant(
-        name="second_cache_forgotten_in_copy",
-        part="window",
-        killers=ANY_DAMAGE,
-        plant=method_plant(PoolContext, "apply", _shadow_not_copied),
-        fault="A share copies the cells of one id of the pair and forgets the other.",
-        trials=(real_trial(sharing_cases.long_followers("gemma2")),),
-    ),
-    Mutant(
-        name="second_cache_forgotten_in_remove",
-        part="window",
-        killers=ANY_DAMAGE,
-        plant=method_plant(PoolContext, "apply", _shadow_not_removed),
-        fault="A removal frees the cells of one id of the pair and forgets the other.",
-        trials=(real_trial(cases.refilled("gemma2")),),
-    ),
-    Mutant(
-        name="copy_misses_its_last_row",
-        part="visibility",
-        killers=DIFFERS,
-        plant=method_plant(ExactPool, "_copy", _copy_takes_more),
-        fault="A follower does not see the last row that it shares.",
-        trials=tuple(exact_trial(sharing_cases.shared_prefix(family)) for family in cases.ATTENTION),
-    ),
-    Mutant(
-        name="second_run_differs",
-        part="reproducibility",
-        killers=(Killer.REPRODUCIBILITY,),
-        plant=method_plant(ExactEngine, "execute", _irreproducible),
-        fault="The same case in the same process gives another answer the second time.",
-        trials=(exact_trial(cases.mixed("llama")),),
-    ),
-    Mutant(
-        name="call_that_never_returns",
-        part="containment",
-        killers=(Killer.CRASH,),
-        plant=method_plant(PoolContext, "decode", hanging),
-        fault="A native call never returns.",
-        trials=(real_trial(cases.mixed("llama")),),
-        timeout_s=3.0,
-    ),
+@mutant(
+    in_method(PoolContext, "decode"),
+    part="containment",
+    killers=(Killer.CRASH,),
+    trials=(real_trial(cases.mixed("llama")),),
+    timeout_s=3.0,
 )
+def call_that_never_returns(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A native call never returns."""
+
+    def decode(self: PoolContext, count: int) -> None:
+        reach()
+        hang_here({})
+
+    return decode

@@ -7,8 +7,8 @@ from typing import Any
 
 from parity.cases.strategies import tokens_of
 from parity.mutants.cases import case_of, session
-from parity.mutants.records import Complaint, Killer, Mutant, Reach, Trial
-from parity.mutants.seam import method_plant
+from parity.mutants.mutant import Complaint, Killer, Reach, Trial, mutant
+from parity.mutants.seam import in_method
 from parity.mutants.trials import exact_trial
 from parity.records import Case, Session
 from parity.run.runner import replay
@@ -17,6 +17,7 @@ from scheduler.loop import Scheduler
 from scheduler.memory import Blocked, Memory
 from scheduler.policies.fcfs import Fcfs
 from scheduler.policies.vllm_priority import VllmPriority
+from scheduler.policy.base import Policy
 from scheduler.policy.plan import PlanBuilder
 from scheduler.policy.state import SchedulerState
 from scheduler.records import IterationPlan, Phase, SessionView
@@ -75,8 +76,14 @@ def play_taking_turns() -> tuple[Complaint, ...]:
     return tuple(Complaint(Killer.LIVENESS, problem) for problem in run.problems)
 
 
-def nobody_else_counts(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    """What others may still write is not asked when somebody wants to share."""
+@mutant(
+    in_method(Scheduler, "_rows_to_come"),
+    part="admission",
+    killers=(Killer.CONTRACT, Killer.LIVENESS),
+    trials=(exact_trial(high_prefix("falcon_h1")), exact_trial(high_prefix("qwen3next"))),
+)
+def each_admitted_alone(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Each session that shares is admitted as if it had the cells above its prefix to itself."""
 
     def rows_to_come(self: Scheduler) -> dict[str, int]:
         rows = original(self)
@@ -87,7 +94,15 @@ def nobody_else_counts(original: Callable[..., Any], reach: Reach) -> Callable[.
     return rows_to_come
 
 
+@mutant(
+    in_method(Scheduler, "_judge_progress"),
+    part="progress",
+    killers=(Killer.LIVENESS,),
+    trials=(Trial(name="a policy that gets nothing done", run=play_taking_turns),),
+)
 def resume_is_progress(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A resume counts as progress, so that sessions may take turns for ever."""
+
     def judge(self: Scheduler, record: StepRecord, *, progressed: bool, rebuilt: int, now_ms: float) -> None:
         if record.resumed and not progressed:
             reach()
@@ -96,8 +111,16 @@ def resume_is_progress(original: Callable[..., Any], reach: Reach) -> Callable[.
     return judge
 
 
-def counted_after_undo(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    """The rows that earlier chunks of the step take are counted as left, so that the blocked session seems to
+@mutant(
+    in_method(Memory, "place"),
+    part="preemption",
+    killers=(Killer.CONTRACT,),
+    trials=tuple(exact_trial(by_priority(layout)) for layout in (Layout.STOCK,)),
+)
+def blocked_session_is_the_victim(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """The session whose rows found no cells gives way, and the policy is not asked.
+
+    The rows that earlier chunks of the step take are counted as left, so that the blocked session seems to
     have cells enough and gives way itself.
     """
 
@@ -113,7 +136,15 @@ def counted_after_undo(original: Callable[..., Any], reach: Reach) -> Callable[.
     return place
 
 
-def newest_gives_way(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(VllmPriority, "choose_victim"),
+    part="preemption",
+    killers=(Killer.CONTRACT,),
+    trials=tuple(exact_trial(by_priority(layout)) for layout in (Layout.UNIFIED, Layout.STOCK)),
+)
+def newest_is_the_victim(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """The newest session gives way whatever the policy says."""
+
     def choose_victim(self: VllmPriority, state: SchedulerState, requester: SessionView) -> str:
         newest = max((state.views[name] for name in state.running), key=lambda view: view.index).request_id
         if newest != original(self, state, requester):
@@ -123,37 +154,19 @@ def newest_gives_way(original: Callable[..., Any], reach: Reach) -> Callable[...
     return choose_victim
 
 
-MUTANTS = (
-    Mutant(
-        name="each_admitted_alone",
-        part="admission",
-        killers=(Killer.CONTRACT, Killer.LIVENESS),
-        plant=method_plant(Scheduler, "_rows_to_come", nobody_else_counts),
-        fault="Each session that shares is admitted as if it had the cells above its prefix to itself.",
-        trials=(exact_trial(high_prefix("falcon_h1")), exact_trial(high_prefix("qwen3next"))),
-    ),
-    Mutant(
-        name="resume_is_progress",
-        part="progress",
-        killers=(Killer.LIVENESS,),
-        plant=method_plant(Scheduler, "_judge_progress", resume_is_progress),
-        fault="A resume counts as progress, so that sessions may take turns for ever.",
-        trials=(Trial(name="a policy that gets nothing done", run=play_taking_turns),),
-    ),
-    Mutant(
-        name="blocked_session_is_the_victim",
-        part="preemption",
-        killers=(Killer.CONTRACT,),
-        plant=method_plant(Memory, "place", counted_after_undo),
-        fault="The session whose rows found no cells gives way, and the policy is not asked.",
-        trials=tuple(exact_trial(by_priority(layout)) for layout in (Layout.STOCK,)),
-    ),
-    Mutant(
-        name="newest_is_the_victim",
-        part="preemption",
-        killers=(Killer.CONTRACT,),
-        plant=method_plant(VllmPriority, "choose_victim", newest_gives_way),
-        fault="The newest session gives way whatever the policy says.",
-        trials=tuple(exact_trial(by_priority(layout)) for layout in (Layout.UNIFIED, Layout.STOCK)),
-    ),
+@mutant(
+    in_method(Policy, "waiting_order"),
+    part="admission",
+    killers=(Killer.CONTRACT,),
+    trials=(exact_trial(case_of("llama", tuple(session(170 + i, 4, 3) for i in range(3)), max_num_seqs=1)),),
 )
+def head_of_the_queue_overtaken(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Under fcfs the newest waiting session enters first."""
+
+    def waiting_order(self: Policy, state: SchedulerState) -> list[SessionView]:
+        waiting = list(original(self, state))
+        if len(waiting) > 1:
+            reach()
+        return waiting[::-1]
+
+    return waiting_order

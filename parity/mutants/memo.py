@@ -13,9 +13,9 @@ from typing import Any
 import parity.run.oracle as oracle_module
 from parity.engines.numerics import ROW
 from parity.mutants import cases, sharing_cases
-from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial, replaced
+from parity.mutants.mutant import Complaint, Killer, Place, Reach, Trial, mutant, replaced
 from parity.mutants.rows import DIFFERS
-from parity.mutants.seam import method_plant
+from parity.mutants.seam import in_method
 from parity.mutants.trials import complaints_of
 from parity.records import Case
 from parity.run.oracle import Oracle, Question
@@ -44,7 +44,19 @@ def memo_trial(*runs: Case) -> Trial:
     )
 
 
-def _short_key(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+# With flash attention llama.cpp casts an f32 cache to f16, so only plain attention tells the two apart.
+STREAMS_CASE = cases.mixed("llama", **cases.STREAMS)
+
+
+@mutant(
+    in_method(Question, "key"),
+    part="oracle",
+    killers=DIFFERS,
+    trials=(memo_trial(sharing_cases.shared_prefix("llama", prefix_cache=False)),),
+)
+def oracle_memo_by_the_first_tokens(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Answers are remembered by the beginning of their prompt."""
+
     def key(self: Question) -> str:
         if len(self.prompt) > 8:
             reach()
@@ -53,7 +65,15 @@ def _short_key(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]
     return key
 
 
-def _limitless_key(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(Question, "key"),
+    part="oracle",
+    killers=(Killer.BYTES,),
+    trials=(memo_trial(cases.one_prompt_two_limits("llama")),),
+)
+def oracle_memo_without_the_limit(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Answers are remembered whatever their number of tokens was."""
+
     def key(self: Question) -> str:
         reach()
         return original(replace(self, max_tokens=1))
@@ -61,7 +81,15 @@ def _limitless_key(original: Callable[..., Any], reach: Reach) -> Callable[..., 
     return key
 
 
-def _nameless_key(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(Question, "key"),
+    part="oracle",
+    killers=(Killer.BYTES,),
+    trials=(memo_trial(cases.seeded("llama")),),
+)
+def oracle_memo_without_the_seed(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Answers are remembered whatever their seed and session were."""
+
     def key(self: Question) -> str:
         if self.sampling.temperature:
             reach()
@@ -70,7 +98,17 @@ def _nameless_key(original: Callable[..., Any], reach: Reach) -> Callable[..., A
     return key
 
 
-def _greedy_key(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(Question, "key"),
+    part="oracle",
+    killers=(Killer.BYTES,),
+    trials=(memo_trial(cases.one_prompt_two_temperatures("llama")),),
+)
+def oracle_memo_without_temperature_and_top_p(
+    original: Callable[..., Any], reach: Reach
+) -> Callable[..., Any]:
+    """Answers are remembered whatever their temperature and their cut-off by mass were."""
+
     def key(self: Question) -> str:
         if self.sampling.temperature:
             reach()
@@ -80,7 +118,15 @@ def _greedy_key(original: Callable[..., Any], reach: Reach) -> Callable[..., Any
     return key
 
 
-def _stopless_key(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(Question, "key"),
+    part="oracle",
+    killers=(Killer.BYTES,),
+    trials=(memo_trial(cases.one_prompt_with_and_without_a_stop("llama")),),
+)
+def oracle_memo_without_the_stop_tokens(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Answers are remembered whatever tokens they were to stop at."""
+
     def key(self: Question) -> str:
         if self.stop_token_ids:
             reach()
@@ -89,7 +135,15 @@ def _stopless_key(original: Callable[..., Any], reach: Reach) -> Callable[..., A
     return key
 
 
-def _one_folder(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(Oracle, "__init__"),
+    part="oracle",
+    killers=(Killer.BITS,),
+    trials=(memo_trial(STREAMS_CASE, replace(STREAMS_CASE, kv_type="f32")),),
+)
+def oracle_memo_without_the_kv_type(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Answers of f16 and of f32 caches are remembered together."""
+
     def init(self: Oracle, *arguments: Any, **rest: Any) -> None:
         original(self, *arguments, **rest)
         self._folder = "one"
@@ -98,7 +152,15 @@ def _one_folder(original: Callable[..., Any], reach: Reach) -> Callable[..., Any
     return init
 
 
-def _context_not_cleared(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(Oracle, "_run"),
+    part="oracle",
+    killers=(Killer.INTERNAL, *DIFFERS),
+    trials=(memo_trial(cases.mixed("llama")), memo_trial(cases.mixed("qwen3next"))),
+)
+def oracle_context_not_cleared(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """The session alone is not alone: the context still holds the one before it."""
+
     def run(self: Oracle, question: Question) -> Any:
         clear, self._context.clear = self._context.clear, reach
         try:
@@ -107,66 +169,3 @@ def _context_not_cleared(original: Callable[..., Any], reach: Reach) -> Callable
             self._context.clear = clear
 
     return run
-
-
-# With flash attention llama.cpp casts an f32 cache to f16, so only plain attention tells the two apart.
-STREAMS_CASE = cases.mixed("llama", **cases.STREAMS)
-
-MUTANTS = (
-    Mutant(
-        name="oracle_memo_by_the_first_tokens",
-        part="oracle",
-        killers=DIFFERS,
-        plant=method_plant(Question, "key", _short_key),
-        fault="Answers are remembered by the beginning of their prompt.",
-        trials=(memo_trial(sharing_cases.shared_prefix("llama", prefix_cache=False)),),
-    ),
-    Mutant(
-        name="oracle_memo_without_the_limit",
-        part="oracle",
-        killers=(Killer.BYTES,),
-        plant=method_plant(Question, "key", _limitless_key),
-        fault="Answers are remembered whatever their number of tokens was.",
-        trials=(memo_trial(cases.one_prompt_two_limits("llama")),),
-    ),
-    Mutant(
-        name="oracle_memo_without_the_seed",
-        part="oracle",
-        killers=(Killer.BYTES,),
-        plant=method_plant(Question, "key", _nameless_key),
-        fault="Answers are remembered whatever their seed and session were.",
-        trials=(memo_trial(cases.seeded("llama")),),
-    ),
-    Mutant(
-        name="oracle_memo_without_temperature_and_top_p",
-        part="oracle",
-        killers=(Killer.BYTES,),
-        plant=method_plant(Question, "key", _greedy_key),
-        fault="Answers are remembered whatever their temperature and their cut-off by mass were.",
-        trials=(memo_trial(cases.one_prompt_two_temperatures("llama")),),
-    ),
-    Mutant(
-        name="oracle_memo_without_the_stop_tokens",
-        part="oracle",
-        killers=(Killer.BYTES,),
-        plant=method_plant(Question, "key", _stopless_key),
-        fault="Answers are remembered whatever tokens they were to stop at.",
-        trials=(memo_trial(cases.one_prompt_with_and_without_a_stop("llama")),),
-    ),
-    Mutant(
-        name="oracle_memo_without_the_kv_type",
-        part="oracle",
-        killers=(Killer.BITS,),
-        plant=method_plant(Oracle, "__init__", _one_folder),
-        fault="Answers of f16 and of f32 caches are remembered together.",
-        trials=(memo_trial(STREAMS_CASE, replace(STREAMS_CASE, kv_type="f32")),),
-    ),
-    Mutant(
-        name="oracle_context_not_cleared",
-        part="oracle",
-        killers=(Killer.INTERNAL, *DIFFERS),
-        plant=method_plant(Oracle, "_run", _context_not_cleared),
-        fault="The session alone is not alone: the context still holds the one before it.",
-        trials=(memo_trial(cases.mixed("llama")), memo_trial(cases.mixed("qwen3next"))),
-    ),
-)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import scheduler.policies.least_slack as least_slack_module
-from parity.mutants.records import Complaint, Killer, Mutant, Reach, Trial, replaced
-from parity.mutants.seam import method_plant
+from parity.mutants.mutant import Complaint, Killer, Reach, Trial, mutant, replaced
+from parity.mutants.seam import in_method
 from parity.run.drive import Driver
 from parity.run.runner import replay
 from parity.suites.policies import (
@@ -37,11 +37,47 @@ def contract_trial(name: str, policy: str, check: Callable[[str], Iterable[str]]
     return Trial(name=name, run=lambda: tuple(Complaint(Killer.CONTRACT, text) for text in check(policy)))
 
 
-@contextmanager
-def reads_hidden_lengths(reach: Reach) -> Iterator[None]:
-    """Waiting sessions in order of their realised output lengths, which the
-    policy was told behind its back.
+def print_digest_of_set_order() -> None:
+    """Entry point of another process, with the fault planted in it."""
+    with in_method(Policy, "waiting_order")(policy_iterates_a_set)(Reach()):
+        print_digests(["fcfs"])
+
+
+def set_order_differs() -> tuple[Complaint, ...]:
+    """Schedules in processes with other string hashes.
+
+    They are new processes, so what is planted here is planted there again.
     """
+    planted = Policy.waiting_order.__qualname__.startswith(policy_iterates_a_set.__name__)
+    if planted:
+        replay(busy_case("fcfs"))  # reaches the fault in this process, too
+        code = f"from {__name__} import {print_digest_of_set_order.__name__} as show; show()"
+    else:
+        code = "from parity.suites.policies import print_digests; print_digests(['fcfs'])"
+    if len(dict.fromkeys(run_under_hash_seeds(code))) == 1:
+        return ()
+    return (Complaint(Killer.CONTRACT, "schedules differ from process to process: a set was iterated"),)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkWithCells(PlannedChunk):
+    """A chunk that says where its rows will lie."""
+
+    cells: tuple[int, ...] = ()
+
+
+@mutant(
+    part="policies",
+    killers=(Killer.CONTRACT,),
+    trials=(contract_trial("equal plans after equal results", "fcfs", check_hidden),),
+)
+@contextmanager
+def policy_reads_hidden_lengths(reach: Reach) -> Iterator[None]:
+    """A policy orders waiting sessions by what they will really emit.
+
+    Waiting sessions in order of their realised output lengths, which the policy was told behind its back.
+    """
+
     truth: dict[str, int] = {}
 
     def told(original: Callable[..., None]) -> Callable[..., None]:
@@ -72,8 +108,14 @@ def reads_hidden_lengths(reach: Reach) -> Iterator[None]:
         yield
 
 
-def iterates_a_set(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    """Waiting sessions in the order of a set of their names."""
+@mutant(
+    in_method(Policy, "waiting_order"),
+    part="policies",
+    killers=(Killer.CONTRACT,),
+    trials=(Trial(name="processes with other string hashes", run=set_order_differs),),
+)
+def policy_iterates_a_set(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Waiting sessions are considered in the order of a set."""
 
     def waiting_order(self: Policy, state: SchedulerState) -> list[SessionView]:
         reach()
@@ -82,30 +124,14 @@ def iterates_a_set(original: Callable[..., Any], reach: Reach) -> Callable[..., 
     return waiting_order
 
 
-def print_digest_of_set_order() -> None:
-    """Entry point of another process, with the fault planted in it."""
-    with method_plant(Policy, "waiting_order", iterates_a_set)(Reach()):
-        print_digests(["fcfs"])
-
-
-def set_order_differs() -> tuple[Complaint, ...]:
-    """Schedules in processes with other string hashes.
-
-    They are new processes, so what is planted here is planted there again.
-    """
-    planted = Policy.waiting_order.__qualname__.startswith(iterates_a_set.__name__)
-    if planted:
-        replay(busy_case("fcfs"))  # reaches the fault in this process, too
-        code = f"from {__name__} import {print_digest_of_set_order.__name__} as show; show()"
-    else:
-        code = "from parity.suites.policies import print_digests; print_digests(['fcfs'])"
-    if len(dict.fromkeys(run_under_hash_seeds(code))) == 1:
-        return ()
-    return (Complaint(Killer.CONTRACT, "schedules differ from process to process: a set was iterated"),)
-
-
-def newest_first(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    """The newest waiting session first: whoever waits goes on waiting while others come."""
+@mutant(
+    in_method(Policy, "waiting_order"),
+    part="policies",
+    killers=(Killer.CONTRACT,),
+    trials=(contract_trial("endless pressure", "fcfs", check_progress),),
+)
+def policy_starves(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """The newest waiting session is always considered first."""
 
     def waiting_order(self: Policy, state: SchedulerState) -> list[SessionView]:
         if len(state.waiting) > 1:
@@ -115,8 +141,14 @@ def newest_first(original: Callable[..., Any], reach: Reach) -> Callable[..., An
     return waiting_order
 
 
-def charges_planned_work(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    """The prompt counts as completed service when its session enters, not when its rows are done."""
+@mutant(
+    in_method(VtcCompleted, "observe"),
+    part="policies",
+    killers=(Killer.CONTRACT,),
+    trials=(contract_trial("failed steps and a preemption", "vtc_completed", check_service),),
+)
+def policy_charges_planned_work(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A prompt is published as service when its session enters."""
 
     def observe(
         self: VtcCompleted, memory: Any, event: str, view: SessionView, now_ms: float, amount: int = 0
@@ -131,8 +163,14 @@ def charges_planned_work(original: Callable[..., Any], reach: Reach) -> Callable
     return observe
 
 
-def restarts_the_clock(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    """The first-token deadline counts from the moment at which the session is looked at."""
+@mutant(
+    in_method(least_slack_module, "slack_ms"),
+    part="policies",
+    killers=(Killer.CONTRACT,),
+    trials=(contract_trial("original clocks", "least_slack", check_clocks),),
+)
+def deadline_restarts(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A deadline counts from the decision instead of the arrival."""
 
     def slack_ms(view: SessionView, now_ms: float, cost: ExclusiveCost, cached: int = 0) -> float:
         slack = original(view, now_ms, cost, cached)
@@ -144,8 +182,14 @@ def restarts_the_clock(original: Callable[..., Any], reach: Reach) -> Callable[.
     return slack_ms
 
 
-def ages_from_preemption(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    """A session that was suspended is as old as its first suspension."""
+@mutant(
+    in_method(Aging, "priority"),
+    part="policies",
+    killers=(Killer.CONTRACT,),
+    trials=(contract_trial("original clocks", "aging", check_clocks),),
+)
+def aging_reset_by_preemption(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A preempted session's age counts from its preemption instead of its arrival."""
 
     def priority(self: Aging, state: SchedulerState, view: SessionView) -> int:
         restarted = vars(self).setdefault("restarted", {})
@@ -161,15 +205,14 @@ def ages_from_preemption(original: Callable[..., Any], reach: Reach) -> Callable
     return priority
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkWithCells(PlannedChunk):
-    """A chunk that says where its rows will lie."""
-
-    cells: tuple[int, ...] = ()
-
-
-def plans_cells(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
-    """Chunks of the plan carry cells."""
+@mutant(
+    in_method(PlanBuilder, "build"),
+    part="policies",
+    killers=(Killer.CONTRACT,),
+    trials=(contract_trial("logical plans", "fcfs", check_plans),),
+)
+def plan_holds_cells(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A plan says in which cells its rows will lie."""
 
     def build(self: PlanBuilder) -> Any:
         plan = original(self)
@@ -182,55 +225,3 @@ def plans_cells(original: Callable[..., Any], reach: Reach) -> Callable[..., Any
         return replace(plan, chunks=chunks)
 
     return build
-
-
-def _mutant(name: str, fault: str, plant: Any, trial: Trial) -> Mutant:
-    return Mutant(
-        name=name, fault=fault, part="policies", killers=(Killer.CONTRACT,), plant=plant, trials=(trial,)
-    )
-
-
-MUTANTS = (
-    _mutant(
-        "policy_reads_hidden_lengths",
-        "A policy orders waiting sessions by what they will really emit.",
-        reads_hidden_lengths,
-        contract_trial("equal plans after equal results", "fcfs", check_hidden),
-    ),
-    _mutant(
-        "policy_iterates_a_set",
-        "Waiting sessions are considered in the order of a set.",
-        method_plant(Policy, "waiting_order", iterates_a_set),
-        Trial(name="processes with other string hashes", run=set_order_differs),
-    ),
-    _mutant(
-        "policy_starves",
-        "The newest waiting session is always considered first.",
-        method_plant(Policy, "waiting_order", newest_first),
-        contract_trial("endless pressure", "fcfs", check_progress),
-    ),
-    _mutant(
-        "policy_charges_planned_work",
-        "A prompt is published as service when its session enters.",
-        method_plant(VtcCompleted, "observe", charges_planned_work),
-        contract_trial("failed steps and a preemption", "vtc_completed", check_service),
-    ),
-    _mutant(
-        "deadline_restarts",
-        "A deadline counts from the decision instead of the arrival.",
-        method_plant(least_slack_module, "slack_ms", restarts_the_clock),
-        contract_trial("original clocks", "least_slack", check_clocks),
-    ),
-    _mutant(
-        "aging_reset_by_preemption",
-        "A preempted session's age counts from its preemption instead of its arrival.",
-        method_plant(Aging, "priority", ages_from_preemption),
-        contract_trial("original clocks", "aging", check_clocks),
-    ),
-    _mutant(
-        "plan_holds_cells",
-        "A plan says in which cells its rows will lie.",
-        method_plant(PlanBuilder, "build", plans_cells),
-        contract_trial("logical plans", "fcfs", check_plans),
-    ),
-)

@@ -9,9 +9,9 @@ from typing import Any
 import scheduler.memory as memory_module
 from parity.mutants import cases, sharing_cases
 from parity.mutants.cells import ANY_DAMAGE
-from parity.mutants.records import Killer, Mutant, Reach
+from parity.mutants.mutant import Killer, Reach, mutant
 from parity.mutants.rows import DIFFERS, everywhere
-from parity.mutants.seam import Change, batch_plant, method_plant
+from parity.mutants.seam import Change, in_batches, in_method
 from parity.mutants.trials import exact_trial
 from scheduler.engine import Batch, Call, MemoryOp, OpKind
 from scheduler.limits import Sharing
@@ -20,7 +20,15 @@ from scheduler.prefix import PrefixCache, PrefixEntry
 from scheduler.records import IterationPlan, SessionView
 
 
-def _one_too_far(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(PrefixCache, "lookup"),
+    part="prefix",
+    killers=DIFFERS,
+    trials=everywhere(sharing_cases.shared_prefix, cases.ATTENTION),
+)
+def prefix_shared_one_token_too_far(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A follower shares one token more than it has in common with the donor."""
+
     def lookup(self: PrefixCache, chain: tuple[bytes, ...]) -> tuple[PrefixEntry | None, int]:
         entry, count = original(self, chain)
         if entry is not None and count < min(entry.count, len(chain) - 1):
@@ -31,7 +39,15 @@ def _one_too_far(original: Callable[..., Any], reach: Reach) -> Callable[..., An
     return lookup
 
 
-def _nothing_left(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(PrefixCache, "lookup"),
+    part="prefix",
+    killers=(Killer.LIVENESS, Killer.CONTRACT, Killer.LEGALITY),
+    trials=tuple(exact_trial(sharing_cases.same_prompt(family)) for family in cases.ATTENTION),
+)
+def full_hit_leaves_nothing_to_compute(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A prompt that is resident as a whole is shared as a whole, so that no row gives logits."""
+
     def lookup(self: PrefixCache, chain: tuple[bytes, ...]) -> tuple[PrefixEntry | None, int]:
         entry, count = original(self, (*chain, b""))
         if entry is not None and count == len(chain):
@@ -41,7 +57,15 @@ def _nothing_left(original: Callable[..., Any], reach: Reach) -> Callable[..., A
     return lookup
 
 
-def _whole_prompt_published(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(Memory, "keep_prefix"),
+    part="prefix",
+    killers=(Killer.ENGINE, Killer.INTERNAL, *DIFFERS),
+    trials=everywhere(sharing_cases.prefix_in_progress, cases.ATTENTION),
+)
+def prefix_shared_before_it_is_computed(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A prompt is shareable as a whole as soon as its first chunk is computed."""
+
     def keep_prefix(self: Memory, view: SessionView) -> None:
         chain = self._chain(view)
         early = 0 < view.computed < len(chain) and self.sharing is Sharing.POSITIONAL
@@ -57,7 +81,15 @@ def _whole_prompt_published(original: Callable[..., Any], reach: Reach) -> Calla
     return keep_prefix
 
 
-def _unchained_digests(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(memory_module, "digest_chain"),
+    part="prefix",
+    killers=DIFFERS,
+    trials=everywhere(sharing_cases.same_ending, cases.ATTENTION),
+)
+def prefix_identity_without_its_past(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Prefixes are told apart by their last token and length alone."""
+
     def digest_chain(model_digest: str, tokens: tuple[int, ...]) -> tuple[bytes, ...]:
         reach()
         return tuple(original(model_digest, (position, token))[-1] for position, token in enumerate(tokens))
@@ -65,7 +97,15 @@ def _unchained_digests(original: Callable[..., Any], reach: Reach) -> Callable[.
     return digest_chain
 
 
-def _hit_remembered(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(Memory, "cached_tokens"),
+    part="prefix",
+    killers=(Killer.LIVENESS, Killer.LEGALITY, Killer.ENGINE, Killer.INTERNAL),
+    trials=tuple(exact_trial(sharing_cases.prefix_lost_while_waiting(family)) for family in cases.ATTENTION),
+)
+def cached_count_from_the_first_lookup(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """The number of cached tokens is looked up while a session waits and used when it runs."""
+
     first_answers: dict[tuple[int, str], int] = {}
 
     def cached_tokens(self: Memory, view: SessionView) -> int:
@@ -78,7 +118,18 @@ def _hit_remembered(original: Callable[..., Any], reach: Reach) -> Callable[...,
     return cached_tokens
 
 
-def _users_ignored(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(PrefixCache, "oldest_idle"),
+    part="prefix",
+    killers=(Killer.CONSERVATION,),
+    trials=(
+        exact_trial(sharing_cases.exhausted_with_sharers("llama")),
+        exact_trial(sharing_cases.exhausted_with_sharers("gemma2")),
+    ),
+)
+def entry_in_use_evicted(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """Eviction takes an entry that live sessions share."""
+
     def oldest_idle(self: PrefixCache) -> PrefixEntry | None:
         oldest = next(iter(self.entries.values()), None)
         if oldest is not None and oldest.users:
@@ -88,7 +139,18 @@ def _users_ignored(original: Callable[..., Any], reach: Reach) -> Callable[..., 
     return oldest_idle
 
 
-def _hit_counted_as_need(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(Memory, "pinned_rows"),
+    part="prefix",
+    killers=(Killer.LIVENESS, Killer.CONTRACT),
+    trials=(
+        exact_trial(sharing_cases.full_with_prefix("llama")),
+        exact_trial(sharing_cases.full_with_prefix("deepseek2")),
+    ),
+)
+def shared_rows_counted_as_need(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A follower must find room for the rows that it shares."""
+
     def pinned_rows(self: Memory, view: SessionView) -> int:
         pinned, cached = original(self, view), self.cached_tokens(view)
         if cached:
@@ -98,7 +160,15 @@ def _hit_counted_as_need(original: Callable[..., Any], reach: Reach) -> Callable
     return pinned_rows
 
 
-def _positional_states(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+@mutant(
+    in_method(PrefixCache, "lookup"),
+    part="prefix",
+    killers=DIFFERS,
+    trials=everywhere(sharing_cases.short_of_the_state, cases.HYBRIDS),
+)
+def recurrent_share_past_the_boundary(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A recurrent state is taken for a prefix shorter than the one it was saved at."""
+
     def lookup(self: PrefixCache, chain: tuple[bytes, ...]) -> tuple[PrefixEntry | None, int]:
         exact = original(self, chain)
         for entry in self.entries.values() if self.sharing is Sharing.WHOLE_STATE else ():
@@ -118,8 +188,15 @@ def _positional_states(original: Callable[..., Any], reach: Reach) -> Callable[.
     return lookup
 
 
-def late_copies() -> Change:
-    """A copy is carried out one call late, when its source has gone on."""
+@mutant(
+    in_batches,
+    part="prefix",
+    killers=DIFFERS,
+    trials=everywhere(sharing_cases.state_of_a_runner, cases.HYBRIDS),
+)
+def recurrent_state_one_token_late() -> Change:
+    """A prefix's recurrent state is taken after its donor computed one more token."""
+
     held: list[MemoryOp] = []
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
@@ -134,8 +211,14 @@ def late_copies() -> Change:
     return change
 
 
-def stateless_copies() -> Change:
-    """A copy brings the attention cells and leaves the recurrent state behind."""
+@mutant(
+    in_batches,
+    part="prefix",
+    killers=(*DIFFERS, Killer.ENGINE),
+    trials=everywhere(sharing_cases.shared_prefix, cases.HYBRIDS),
+)
+def copy_forgets_the_recurrent_state() -> Change:
+    """The attention part of a prefix hits, the recurrent part misses."""
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         def drop(call: Call) -> Call:
@@ -151,8 +234,14 @@ def stateless_copies() -> Change:
     return change
 
 
-def forgotten_copies() -> Change:
-    """The session shares the prefix in the books only: nothing is copied."""
+@mutant(
+    in_batches,
+    part="prefix",
+    killers=(*ANY_DAMAGE, Killer.BYTES),
+    trials=everywhere(sharing_cases.shared_prefix),
+)
+def copy_forgotten() -> Change:
+    """A shared prefix is in the books but not in the engine."""
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         def drop(call: Call) -> Call:
@@ -161,103 +250,3 @@ def forgotten_copies() -> Change:
         return replace(batch, stages=tuple(tuple(map(drop, calls)) for calls in batch.stages))
 
     return change
-
-
-MUTANTS = (
-    Mutant(
-        name="prefix_shared_one_token_too_far",
-        part="prefix",
-        killers=DIFFERS,
-        plant=method_plant(PrefixCache, "lookup", _one_too_far),
-        fault="A follower shares one token more than it has in common with the donor.",
-        trials=everywhere(sharing_cases.shared_prefix, cases.ATTENTION),
-    ),
-    Mutant(
-        name="full_hit_leaves_nothing_to_compute",
-        part="prefix",
-        killers=(Killer.LIVENESS, Killer.CONTRACT, Killer.LEGALITY),
-        plant=method_plant(PrefixCache, "lookup", _nothing_left),
-        fault="A prompt that is resident as a whole is shared as a whole, so that no row gives logits.",
-        trials=tuple(exact_trial(sharing_cases.same_prompt(family)) for family in cases.ATTENTION),
-    ),
-    Mutant(
-        name="prefix_shared_before_it_is_computed",
-        part="prefix",
-        killers=(Killer.ENGINE, Killer.INTERNAL, *DIFFERS),
-        plant=method_plant(Memory, "keep_prefix", _whole_prompt_published),
-        fault="A prompt is shareable as a whole as soon as its first chunk is computed.",
-        trials=everywhere(sharing_cases.prefix_in_progress, cases.ATTENTION),
-    ),
-    Mutant(
-        name="prefix_identity_without_its_past",
-        part="prefix",
-        killers=DIFFERS,
-        plant=method_plant(memory_module, "digest_chain", _unchained_digests),
-        fault="Prefixes are told apart by their last token and length alone.",
-        trials=everywhere(sharing_cases.same_ending, cases.ATTENTION),
-    ),
-    Mutant(
-        name="cached_count_from_the_first_lookup",
-        part="prefix",
-        killers=(Killer.LIVENESS, Killer.LEGALITY, Killer.ENGINE, Killer.INTERNAL),
-        plant=method_plant(Memory, "cached_tokens", _hit_remembered),
-        fault="The number of cached tokens is looked up while a session waits and used when it runs.",
-        trials=tuple(
-            exact_trial(sharing_cases.prefix_lost_while_waiting(family)) for family in cases.ATTENTION
-        ),
-    ),
-    Mutant(
-        name="entry_in_use_evicted",
-        part="prefix",
-        killers=(Killer.CONSERVATION,),
-        plant=method_plant(PrefixCache, "oldest_idle", _users_ignored),
-        fault="Eviction takes an entry that live sessions share.",
-        trials=(
-            exact_trial(sharing_cases.exhausted_with_sharers("llama")),
-            exact_trial(sharing_cases.exhausted_with_sharers("gemma2")),
-        ),
-    ),
-    Mutant(
-        name="shared_rows_counted_as_need",
-        part="prefix",
-        killers=(Killer.LIVENESS, Killer.CONTRACT),
-        plant=method_plant(Memory, "pinned_rows", _hit_counted_as_need),
-        fault="A follower must find room for the rows that it shares.",
-        trials=(
-            exact_trial(sharing_cases.full_with_prefix("llama")),
-            exact_trial(sharing_cases.full_with_prefix("deepseek2")),
-        ),
-    ),
-    Mutant(
-        name="recurrent_share_past_the_boundary",
-        part="prefix",
-        killers=DIFFERS,
-        plant=method_plant(PrefixCache, "lookup", _positional_states),
-        fault="A recurrent state is taken for a prefix shorter than the one it was saved at.",
-        trials=everywhere(sharing_cases.short_of_the_state, cases.HYBRIDS),
-    ),
-    Mutant(
-        name="recurrent_state_one_token_late",
-        part="prefix",
-        killers=DIFFERS,
-        plant=batch_plant(late_copies),
-        fault="A prefix's recurrent state is taken after its donor computed one more token.",
-        trials=everywhere(sharing_cases.state_of_a_runner, cases.HYBRIDS),
-    ),
-    Mutant(
-        name="copy_forgets_the_recurrent_state",
-        part="prefix",
-        killers=(*DIFFERS, Killer.ENGINE),
-        plant=batch_plant(stateless_copies),
-        fault="The attention part of a prefix hits, the recurrent part misses.",
-        trials=everywhere(sharing_cases.shared_prefix, cases.HYBRIDS),
-    ),
-    Mutant(
-        name="copy_forgotten",
-        part="prefix",
-        killers=(*ANY_DAMAGE, Killer.BYTES),
-        plant=batch_plant(forgotten_copies),
-        fault="A shared prefix is in the books but not in the engine.",
-        trials=everywhere(sharing_cases.shared_prefix),
-    ),
-)

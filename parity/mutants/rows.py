@@ -4,12 +4,22 @@ into calls, how tokens are chosen.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from parity.mutants import cases
-from parity.mutants.records import Killer, Mutant
-from parity.mutants.seam import Change, batch_plant, result_plant, rows_of, shifted
+from parity.mutants.mutant import Killer, Trial, mutant
+from parity.mutants.seam import (
+    Change,
+    ResultChange,
+    in_batches,
+    in_results,
+    rows_of,
+    shifted,
+)
 from parity.mutants.trials import exact_trial, real_trial
+from parity.records import Case
 from scheduler.engine import PAD_ROW, Batch
 from scheduler.records import IterationPlan, IterationResult
 
@@ -18,17 +28,22 @@ LATE_POSITION = 12 + 20  # of ``lockstep``'s sessions
 DIFFERS = (Killer.BITS, Killer.BYTES)
 
 
-def position_shift() -> Change:
-    """Positions of one session, from its first row to its last, are one too high."""
+def everywhere(
+    make: Callable[..., Case], families: Sequence[str] = cases.FAMILIES, **settings: Any
+) -> tuple[Trial, ...]:
+    """The case on the exact engine and on llama.cpp, for each family."""
+    made = [make(family, **settings) for family in families]
+    return (*map(exact_trial, made), *map(real_trial, made))
 
-    def change(plan: IterationPlan, batch: Batch) -> Batch:
-        return replace(batch, positions=shifted(batch.positions, rows_of(batch, plan, VICTIM), 1))
 
-    return change
-
-
-def late_foreign_token() -> Change:
-    """One session goes on from the tokens of another, from its twentieth generated token on."""
+@mutant(
+    in_batches,
+    part="rows",
+    killers=DIFFERS,
+    trials=(exact_trial(cases.lockstep("llama", max_tokens=30)),),
+)
+def foreign_token_after_twenty_of_its_own() -> Change:
+    """A session goes on from another's tokens, but only from its twentieth on."""
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         rows = [row for row in rows_of(batch, plan, VICTIM) if batch.positions[row] >= LATE_POSITION]
@@ -38,8 +53,29 @@ def late_foreign_token() -> Change:
     return change
 
 
-def swapped_logits() -> Change:
-    """Two sessions of one step read each other's logits."""
+@mutant(
+    in_batches,
+    part="rows",
+    killers=DIFFERS,
+    trials=everywhere(cases.mixed),
+)
+def position_off_by_one() -> Change:
+    """Positions of one session are shifted by one."""
+
+    def change(plan: IterationPlan, batch: Batch) -> Batch:
+        return replace(batch, positions=shifted(batch.positions, rows_of(batch, plan, VICTIM), 1))
+
+    return change
+
+
+@mutant(
+    in_batches,
+    part="rows",
+    killers=DIFFERS,
+    trials=everywhere(cases.mixed),
+)
+def logits_rows_swapped() -> Change:
+    """Two sessions of a step get each other's logits."""
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         if len(batch.samples) < 2:
@@ -50,8 +86,14 @@ def swapped_logits() -> Change:
     return change
 
 
-def dense_logits() -> Change:
-    """The i-th sample reads row i of the batch, although only some rows have logits wanted."""
+@mutant(
+    in_batches,
+    part="rows",
+    killers=DIFFERS,
+    trials=everywhere(cases.mixed),
+)
+def logits_rows_dense() -> Change:
+    """Logits rows are counted densely although only some rows of the batch have any."""
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         return replace(
@@ -61,8 +103,14 @@ def dense_logits() -> Change:
     return change
 
 
-def first_row_sampled() -> Change:
-    """The last chunk of a prompt is sampled at its first row instead of its last."""
+@mutant(
+    in_batches,
+    part="rows",
+    killers=DIFFERS,
+    trials=everywhere(cases.mixed, ("llama", "qwen3next")),
+)
+def first_row_of_last_chunk_sampled() -> Change:
+    """The end of a prompt is sampled at the first row of its last chunk."""
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         samples = tuple(
@@ -73,8 +121,14 @@ def first_row_sampled() -> Change:
     return change
 
 
-def swapped_tokens() -> Change:
-    """The last tokens of two sessions of a step change places."""
+@mutant(
+    in_batches,
+    part="rows",
+    killers=DIFFERS,
+    trials=everywhere(cases.mixed, ("llama", "falcon_h1")),
+)
+def tokens_of_two_sessions_swapped() -> Change:
+    """One token of two neighbours changes places."""
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         if len(plan.chunks) < 2:
@@ -86,8 +140,15 @@ def swapped_tokens() -> Change:
     return change
 
 
-def replay_of_prompt_alone() -> Change:
-    """A rebuild replays the prompt's last token where the session had generated its own."""
+@mutant(
+    in_batches,
+    part="rows",
+    killers=DIFFERS,
+    trials=everywhere(cases.preempted),
+)
+def replay_without_generated_tokens() -> Change:
+    """A session rebuilt after preemption replays something else than the tokens that it generated."""
+
     lengths: dict[str, int] = {}
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
@@ -104,8 +165,14 @@ def replay_of_prompt_alone() -> Change:
     return change
 
 
-def crossed_calls() -> Change:
-    """The last row of a call and the first of the next one change places."""
+@mutant(
+    in_batches,
+    part="rows",
+    killers=(Killer.ENGINE, *DIFFERS, Killer.CRASH),
+    trials=everywhere(cases.wide, ("llama", "gemma2")),
+)
+def rows_crossed_between_calls() -> Change:
+    """A step cut into calls puts two rows on the wrong side of the cut."""
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         stages = []
@@ -132,10 +199,18 @@ def crossed_calls() -> Change:
     return change
 
 
-def repacked_batch() -> Change:
-    """When a session has left the batch, the sequence ids of two that go on
-    are taken from the old packing.
+@mutant(
+    in_batches,
+    part="rows",
+    killers=DIFFERS,
+    trials=everywhere(cases.early_finishers),
+)
+def rows_repacked_with_old_order() -> Change:
+    """After a session has finished, two others are read in the order of the old batch.
+
+    When a session has left the batch, the sequence ids of two that go on are taken from the old packing.
     """
+
     seen: list[int] = []
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
@@ -157,8 +232,14 @@ def repacked_batch() -> Change:
     return change
 
 
-def row_keyed_sampling() -> Change:
-    """The random number of a sampled token is keyed by its row in the batch."""
+@mutant(
+    in_batches,
+    part="sampling",
+    killers=(Killer.BYTES,),
+    trials=everywhere(cases.seeded, ("llama", "qwen3next")),
+)
+def sampling_keyed_by_batch_row() -> Change:
+    """Seeded sampling is keyed by the batch row."""
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         return replace(batch, samples=tuple(sample._replace(position=sample.row) for sample in batch.samples))
@@ -166,8 +247,14 @@ def row_keyed_sampling() -> Change:
     return change
 
 
-def nameless_sampling() -> Change:
-    """The random number of a sampled token does not depend on the session's seed."""
+@mutant(
+    in_batches,
+    part="sampling",
+    killers=(Killer.BYTES,),
+    trials=everywhere(cases.seeded, ("llama",)),
+)
+def sampling_ignores_the_seed() -> Change:
+    """Sessions with different seeds draw the same random numbers."""
 
     def change(plan: IterationPlan, batch: Batch) -> Batch:
         samples = tuple(
@@ -179,10 +266,18 @@ def nameless_sampling() -> Change:
     return change
 
 
-def stale_output():
-    """A step of the same shape as the one before returns the token of that one
-    (a re-used graph's old output).
+@mutant(
+    in_results,
+    part="rows",
+    killers=(Killer.BYTES,),
+    trials=everywhere(cases.alternating),
+)
+def output_of_an_equal_step_reused() -> ResultChange:
+    """A single-session step returns what the step of equal shape before it returned.
+
+    A step of the same shape as the one before returns the token of that one (a re-used graph's old output).
     """
+
     last: list[tuple[tuple[int, ...], int]] = []
 
     def change(plan: IterationPlan, batch: Batch, result: IterationResult) -> IterationResult:
@@ -196,109 +291,3 @@ def stale_output():
         return replace(result, chunks=(result.chunks[0]._replace(token=previous[1]),))
 
     return change
-
-
-def everywhere(make, families=cases.FAMILIES, **settings):
-    """The case on the exact engine and on llama.cpp, for each family."""
-    made = [make(family, **settings) for family in families]
-    return (*map(exact_trial, made), *map(real_trial, made))
-
-
-MUTANTS = (
-    Mutant(
-        name="foreign_token_after_twenty_of_its_own",
-        part="rows",
-        killers=DIFFERS,
-        plant=batch_plant(late_foreign_token),
-        fault="A session goes on from another's tokens, but only from its twentieth on.",
-        trials=(exact_trial(cases.lockstep("llama", max_tokens=30)),),
-    ),
-    Mutant(
-        name="position_off_by_one",
-        part="rows",
-        killers=DIFFERS,
-        plant=batch_plant(position_shift),
-        fault="Positions of one session are shifted by one.",
-        trials=everywhere(cases.mixed),
-    ),
-    Mutant(
-        name="logits_rows_swapped",
-        part="rows",
-        killers=DIFFERS,
-        plant=batch_plant(swapped_logits),
-        fault="Two sessions of a step get each other's logits.",
-        trials=everywhere(cases.mixed),
-    ),
-    Mutant(
-        name="logits_rows_dense",
-        part="rows",
-        killers=DIFFERS,
-        plant=batch_plant(dense_logits),
-        fault="Logits rows are counted densely although only some rows of the batch have any.",
-        trials=everywhere(cases.mixed),
-    ),
-    Mutant(
-        name="first_row_of_last_chunk_sampled",
-        part="rows",
-        killers=DIFFERS,
-        plant=batch_plant(first_row_sampled),
-        fault="The end of a prompt is sampled at the first row of its last chunk.",
-        trials=everywhere(cases.mixed, ("llama", "qwen3next")),
-    ),
-    Mutant(
-        name="tokens_of_two_sessions_swapped",
-        part="rows",
-        killers=DIFFERS,
-        plant=batch_plant(swapped_tokens),
-        fault="One token of two neighbours changes places.",
-        trials=everywhere(cases.mixed, ("llama", "falcon_h1")),
-    ),
-    Mutant(
-        name="replay_without_generated_tokens",
-        part="rows",
-        killers=DIFFERS,
-        plant=batch_plant(replay_of_prompt_alone),
-        fault="A session rebuilt after preemption replays something else than the tokens that it generated.",
-        trials=everywhere(cases.preempted),
-    ),
-    Mutant(
-        name="rows_crossed_between_calls",
-        part="rows",
-        killers=(Killer.ENGINE, *DIFFERS, Killer.CRASH),
-        plant=batch_plant(crossed_calls),
-        fault="A step cut into calls puts two rows on the wrong side of the cut.",
-        trials=everywhere(cases.wide, ("llama", "gemma2")),
-    ),
-    Mutant(
-        name="rows_repacked_with_old_order",
-        part="rows",
-        killers=DIFFERS,
-        plant=batch_plant(repacked_batch),
-        fault="After a session has finished, two others are read in the order of the old batch.",
-        trials=everywhere(cases.early_finishers),
-    ),
-    Mutant(
-        name="sampling_keyed_by_batch_row",
-        part="sampling",
-        killers=(Killer.BYTES,),
-        plant=batch_plant(row_keyed_sampling),
-        fault="Seeded sampling is keyed by the batch row.",
-        trials=everywhere(cases.seeded, ("llama", "qwen3next")),
-    ),
-    Mutant(
-        name="sampling_ignores_the_seed",
-        part="sampling",
-        killers=(Killer.BYTES,),
-        plant=batch_plant(nameless_sampling),
-        fault="Sessions with different seeds draw the same random numbers.",
-        trials=everywhere(cases.seeded, ("llama",)),
-    ),
-    Mutant(
-        name="output_of_an_equal_step_reused",
-        part="rows",
-        killers=(Killer.BYTES,),
-        plant=result_plant(stale_output),
-        fault="A single-session step returns what the step of equal shape before it returned.",
-        trials=everywhere(cases.alternating),
-    ),
-)

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from parity.mutants import find_mutant
-from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial
+from parity.mutants.mutant import Complaint, Killer, Mutant, Place, Reach, Trial
 from parity.processes import Worker, WorkerDied
 
 

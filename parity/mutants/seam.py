@@ -11,15 +11,16 @@ from typing import Any
 
 from parity.engines.exact import ExactEngine
 from parity.engines.pool import LlamaEngine
-from parity.mutants.records import Plant, Reach, replaced
+from parity.mutants.mutant import Plant, Reach, replaced
 from scheduler.engine import Batch, Call, MemoryOp
 from scheduler.records import IterationPlan, IterationResult
 
 Change = Callable[[IterationPlan, Batch], Batch]
+ResultChange = Callable[[IterationPlan, Batch, IterationResult], IterationResult]
 ENGINES = (ExactEngine, LlamaEngine)
 
 
-def batch_plant(make_change: Callable[[], Change]) -> Plant:
+def in_batches(make_change: Callable[[], Change]) -> Plant:
     """A plant that passes every batch through ``make_change()``, which may keep
     what it saw of earlier batches.
     """
@@ -45,27 +46,30 @@ def batch_plant(make_change: Callable[[], Change]) -> Plant:
     return plant
 
 
-def method_plant(
-    owner: Any, name: str, make: Callable[[Callable[..., Any], Reach], Callable[..., Any]]
-) -> Plant:
-    """A plant that replaces one method or function: ``make(original, reach)`` gives the faulty one."""
+def in_method(
+    owner: Any, name: str
+) -> Callable[[Callable[[Callable[..., Any], Reach], Callable[..., Any]]], Plant]:
+    """Plants that replace one method or function: ``make(original, reach)`` gives the faulty one."""
 
-    @contextmanager
-    def plant(reach: Reach) -> Iterator[None]:
-        with replaced(owner, name, lambda original: make(original, reach)):
-            yield
+    def planting(make: Callable[[Callable[..., Any], Reach], Callable[..., Any]]) -> Plant:
+        @contextmanager
+        def plant(reach: Reach) -> Iterator[None]:
+            with replaced(owner, name, lambda original: make(original, reach)):
+                yield
 
-    return plant
+        return plant
+
+    return planting
 
 
-def result_plant(
-    make_change: Callable[[], Callable[[IterationPlan, Batch, IterationResult], IterationResult]],
+def in_results(
+    make_change: Callable[[], ResultChange],
 ) -> Plant:
     """A plant that passes every result through ``make_change()``."""
 
     @contextmanager
     def plant(reach: Reach) -> Iterator[None]:
-        changes: dict[int, Callable] = {}
+        changes: dict[int, ResultChange] = {}
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def execute(self: Any, plan: IterationPlan, batch: Batch, now_ms: float) -> IterationResult:

@@ -18,7 +18,7 @@ from parity.errors import UsageError
 from parity.models.facts import ModelFacts
 from parity.models.slice import LayerRange
 from parity.mutants import cases, sharing_cases
-from parity.mutants.records import Complaint, Killer, Mutant, Place, Plant, Reach, Trial, replaced
+from parity.mutants.mutant import Complaint, Killer, Place, Plant, Reach, Trial, mutant, replaced
 from parity.mutants.trials import complaints_of, run_real_case
 from parity.records import Case
 from parity.run.runner import process_runner
@@ -83,85 +83,6 @@ def given_rows(change: Callable[[np.ndarray, Reach], np.ndarray]) -> Plant:
     return on_chains(plant)
 
 
-def swapped_states(states: np.ndarray, reach: Reach) -> np.ndarray:
-    """The first and the last row of a call change places."""
-    if len(states) < 2:
-        return states
-    reach()
-    return states[[len(states) - 1, *range(1, len(states) - 1), 0]]
-
-
-def last_state_dropped(states: np.ndarray, reach: Reach) -> np.ndarray:
-    """The last row of a call is not handed over; the next stage reads zeros."""
-    reach()
-    return np.concatenate([states[:-1], np.zeros_like(states[-1:])])
-
-
-@contextmanager
-def unmarked_rows(reach: Reach) -> Iterator[None]:
-    """Only sampled rows are marked as output, so that the last layer of a stage drops all others."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def decode(self: Stage, count: int) -> None:
-            if not self.settings.is_last and count > 1:
-                self.pool.context.wanted[: count - 1] = 0
-                reach()
-            original(self, count)
-
-        return decode
-
-    with replaced(Stage, "_decode", make):
-        yield
-
-
-# -- scale and layer kinds
-
-
-@contextmanager
-def scale_twice(reach: Reach) -> Iterator[None]:
-    """The scale on embeddings is applied to handed-over states, too."""
-
-    def make(_: Callable[..., Any]) -> Callable[..., Any]:
-        def set_scale(self: HiddenTap, tensor: int) -> None:
-            self.scales_undone += 1
-            reach()
-
-        return set_scale
-
-    with replaced(HiddenTap, "_set_scale", make):
-        yield
-
-
-@contextmanager
-def kinds_of_first_layers(reach: Reach) -> Iterator[None]:
-    """A stage's layers take the kinds of the model's first layers instead of their own."""
-
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def stage_fields(
-            header: Any, data: BinaryIO, facts: ModelFacts, layers: LayerRange
-        ) -> dict[str, bytes]:
-            first = LayerRange(start=0, stop=layers.n_layer)
-            fields, wrong = original(header, data, facts, layers), original(header, data, facts, first)
-            if wrong != fields:
-                reach()
-            return wrong
-
-        return stage_fields
-
-    with tempfile.TemporaryDirectory() as folder, replaced(slicer, "_stage_fields", make):
-
-        def uncached(_: Callable[..., Any]) -> Callable[..., Any]:
-            def stage_file(file: Any, layers: LayerRange) -> Path:
-                path = Path(folder) / f"{file.family}-{layers.start}-{layers.stop}.gguf"
-                slicer.slice_model(file.path, layers, path)
-                return path
-
-            return stage_file
-
-        with replaced(stages_build, "stage_file", uncached):
-            yield
-
-
 # -- a stage that misses something
 
 
@@ -195,74 +116,143 @@ def _on_all(case: Callable[[str], Case]) -> tuple[Trial, ...]:
     return tuple(stage_trial(case(family), splits.get(family, "halves")) for family in cases.FAMILIES)
 
 
-MUTANTS = (
-    Mutant(
-        name="stage_rows_swapped",
-        fault="Two rows of a call change places between stages.",
-        part="hand-off",
-        killers=DIFFERS,
-        plant=given_rows(swapped_states),
-        trials=_on_all(cases.mixed),
-    ),
-    Mutant(
-        name="stage_last_row_dropped",
-        fault="The last row of a call is not handed to the next stage, which reads zeros.",
-        part="hand-off",
-        killers=DIFFERS,
-        plant=given_rows(last_state_dropped),
-        trials=_on_all(cases.mixed),
-    ),
-    Mutant(
-        name="stage_rows_not_marked",
-        fault="Only the last row of a call is marked as output, so that a stage drops the others.",
-        part="hand-off",
-        killers=REFUSED,
-        plant=on_chains(unmarked_rows),
-        # qwen3next's last layer keeps every row, marked or not.
-        trials=tuple(trial for trial in _on_all(cases.mixed) if trial.family != "qwen3next"),
-    ),
-    Mutant(
-        name="stage_scale_twice",
-        fault="The scale on embeddings is applied to handed-over hidden states, too.",
-        part="hand-off",
-        killers=DIFFERS,
-        plant=on_chains(scale_twice),
-        trials=(stage_trial(cases.mixed("gemma2"), "halves"),),
-    ),
-    Mutant(
-        name="stage_layer_kinds_not_reindexed",
-        fault="A stage's layers take the kinds of the model's first layers: window, recurrent, dense lead.",
-        part="hand-off",
-        killers=(Killer.BITS, Killer.ENGINE),
-        plant=on_chains(kinds_of_first_layers),
-        trials=(
-            stage_trial(cases.lockstep("gemma2"), "on_full"),
-            stage_trial(cases.mixed("deepseek2"), "inside_lead"),
-            stage_trial(cases.mixed("qwen3next"), "on_full"),
-        ),
-    ),
-    Mutant(
-        name="stage_missed_remove",
-        fault="One stage does not free the retired cells that the others free.",
-        part="hand-off",
-        killers=(Killer.BITS, Killer.ENGINE),
-        plant=missed_ops(OpKind.REMOVE),
-        trials=_on_all(cases.refilled),
-    ),
-    Mutant(
-        name="stage_missed_copy",
-        fault="One stage does not share the prefix that the others share.",
-        part="hand-off",
-        killers=(Killer.BITS, Killer.ENGINE),
-        plant=missed_ops(OpKind.COPY),
-        trials=_on_all(sharing_cases.shared_prefix),
-    ),
-    Mutant(
-        name="stage_missed_drop_of_state",
-        fault="One stage keeps the recurrent state of a session that ended or was preempted.",
-        part="hand-off",
-        killers=(Killer.BITS, Killer.ENGINE),
-        plant=missed_ops(OpKind.DROP_STATE),
-        trials=tuple(trial for trial in _on_all(cases.refilled) if trial.family in cases.HYBRIDS),
+@mutant(
+    given_rows,
+    part="hand-off",
+    killers=DIFFERS,
+    trials=_on_all(cases.mixed),
+)
+def stage_rows_swapped(states: np.ndarray, reach: Reach) -> np.ndarray:
+    """Two rows of a call change places between stages."""
+
+    if len(states) < 2:
+        return states
+    reach()
+    return states[[len(states) - 1, *range(1, len(states) - 1), 0]]
+
+
+@mutant(
+    given_rows,
+    part="hand-off",
+    killers=DIFFERS,
+    trials=_on_all(cases.mixed),
+)
+def stage_last_row_dropped(states: np.ndarray, reach: Reach) -> np.ndarray:
+    """The last row of a call is not handed to the next stage, which reads zeros."""
+
+    reach()
+    return np.concatenate([states[:-1], np.zeros_like(states[-1:])])
+
+
+@mutant(
+    on_chains,
+    part="hand-off",
+    killers=REFUSED,
+    trials=tuple(trial for trial in _on_all(cases.mixed) if trial.family != "qwen3next"),
+)
+@contextmanager
+def stage_rows_not_marked(reach: Reach) -> Iterator[None]:
+    """Only the last row of a call is marked as output, so that a stage drops the others."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def decode(self: Stage, count: int) -> None:
+            if not self.settings.is_last and count > 1:
+                self.pool.context.wanted[: count - 1] = 0
+                reach()
+            original(self, count)
+
+        return decode
+
+    with replaced(Stage, "_decode", make):
+        yield
+
+
+# -- scale and layer kinds
+
+
+@mutant(
+    on_chains,
+    part="hand-off",
+    killers=DIFFERS,
+    trials=(stage_trial(cases.mixed("gemma2"), "halves"),),
+)
+@contextmanager
+def stage_scale_twice(reach: Reach) -> Iterator[None]:
+    """The scale on embeddings is applied to handed-over hidden states, too."""
+
+    def make(_: Callable[..., Any]) -> Callable[..., Any]:
+        def set_scale(self: HiddenTap, tensor: int) -> None:
+            self.scales_undone += 1
+            reach()
+
+        return set_scale
+
+    with replaced(HiddenTap, "_set_scale", make):
+        yield
+
+
+@mutant(
+    on_chains,
+    part="hand-off",
+    killers=(Killer.BITS, Killer.ENGINE),
+    trials=(
+        stage_trial(cases.lockstep("gemma2"), "on_full"),
+        stage_trial(cases.mixed("deepseek2"), "inside_lead"),
+        stage_trial(cases.mixed("qwen3next"), "on_full"),
     ),
 )
+@contextmanager
+def stage_layer_kinds_not_reindexed(reach: Reach) -> Iterator[None]:
+    """A stage's layers take the kinds of the model's first layers: window, recurrent, dense lead."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def stage_fields(
+            header: Any, data: BinaryIO, facts: ModelFacts, layers: LayerRange
+        ) -> dict[str, bytes]:
+            first = LayerRange(start=0, stop=layers.n_layer)
+            fields, wrong = original(header, data, facts, layers), original(header, data, facts, first)
+            if wrong != fields:
+                reach()
+            return wrong
+
+        return stage_fields
+
+    with tempfile.TemporaryDirectory() as folder, replaced(slicer, "_stage_fields", make):
+
+        def uncached(_: Callable[..., Any]) -> Callable[..., Any]:
+            def stage_file(file: Any, layers: LayerRange) -> Path:
+                path = Path(folder) / f"{file.family}-{layers.start}-{layers.stop}.gguf"
+                slicer.slice_model(file.path, layers, path)
+                return path
+
+            return stage_file
+
+        with replaced(stages_build, "stage_file", uncached):
+            yield
+
+
+mutant(
+    name="stage_missed_remove",
+    fault="One stage does not free the retired cells that the others free.",
+    part="hand-off",
+    killers=(Killer.BITS, Killer.ENGINE),
+    trials=_on_all(cases.refilled),
+)(missed_ops(OpKind.REMOVE))
+
+
+mutant(
+    name="stage_missed_copy",
+    fault="One stage does not share the prefix that the others share.",
+    part="hand-off",
+    killers=(Killer.BITS, Killer.ENGINE),
+    trials=_on_all(sharing_cases.shared_prefix),
+)(missed_ops(OpKind.COPY))
+
+
+mutant(
+    name="stage_missed_drop_of_state",
+    fault="One stage keeps the recurrent state of a session that ended or was preempted.",
+    part="hand-off",
+    killers=(Killer.BITS, Killer.ENGINE),
+    trials=tuple(trial for trial in _on_all(cases.refilled) if trial.family in cases.HYBRIDS),
+)(missed_ops(OpKind.DROP_STATE))

@@ -9,8 +9,8 @@ from typing import Any
 
 import scheduler.loop as loop_module
 from parity.mutants import cases
-from parity.mutants.records import Killer, Mutant, Reach, replaced
-from parity.mutants.seam import method_plant
+from parity.mutants.mutant import Killer, Reach, mutant, replaced
+from parity.mutants.seam import in_method
 from parity.mutants.trials import exact_trial
 from parity.records import Fault, FaultKind
 from scheduler.engine import Batch, Sample
@@ -18,11 +18,60 @@ from scheduler.loop import Scheduler
 from scheduler.records import FinishReason, Request, SessionView
 from scheduler.sessions import SessionTable
 
+ASKED_AGAIN = cases.mixed("llama", faults=(Fault(kind=FaultKind.RESUBMIT, step=6, session=1),))
 
+
+@mutant(
+    in_method(SessionTable, "apply_submission"),
+    part="generations",
+    killers=(Killer.STREAM, Killer.BYTES, Killer.BITS),
+    trials=(exact_trial(ASKED_AGAIN),),
+)
+def output_of_the_last_generation_kept(original: Any, reach: Reach) -> Any:
+    """A request that comes again under its id begins with what it was given before."""
+
+    kept: dict[str, list[int]] = {}
+
+    def apply_submission(self: SessionTable, request: Request, now_ms: float) -> SessionView:
+        view = original(self, request, now_ms)
+        if request.generation and kept.get(request.request_id):
+            reach()
+            self.outputs[request.request_id] = kept[request.request_id]
+        kept[request.request_id] = self.outputs[request.request_id]
+        return view
+
+    return apply_submission
+
+
+@mutant(
+    in_method(SessionTable, "apply_end"),
+    part="generations",
+    killers=(Killer.ENDS,),
+    trials=(exact_trial(ASKED_AGAIN),),
+)
+def generation_forgotten_at_the_end(original: Any, reach: Reach) -> Any:
+    """An end is reported for the first request of its id, whichever it was."""
+
+    def apply_end(self: SessionTable, name: str, reason: FinishReason, error: str = "") -> None:
+        original(self, name, reason, error)
+        if self.completions[-1].generation:
+            reach()
+            self.completions[-1] = replace(self.completions[-1], generation=0)
+
+    return apply_end
+
+
+@mutant(
+    part="streams",
+    killers=(Killer.STREAM,),
+    trials=(exact_trial(cases.preempted("llama")), exact_trial(cases.preempted("qwen3next"))),
+)
 @contextmanager
-def sampled_again(reach: Reach) -> Iterator[None]:
-    """The last row of a rebuild is sampled again, and its token goes to the caller; the session's
-    own output is kept free of it.
+def token_streamed_twice(reach: Reach) -> Iterator[None]:
+    """After a rebuild the last token is given to the caller once more.
+
+    The last row of a rebuild is sampled again, and its token goes to the caller; the session's own output
+    is kept free of it.
     """
 
     def composing(original: Any) -> Any:
@@ -42,7 +91,7 @@ def sampled_again(reach: Reach) -> Iterator[None]:
     def finishing(original: Any) -> Any:
         def finish(self: Scheduler, result: Any, now_ms: float) -> Any:
             if result is not None:
-                views = self._flight.views
+                views = self._flights[0].views
                 own = tuple(
                     item._replace(token=None) if item.before < views[item.request_id].committed else item
                     for item in result.chunks
@@ -56,57 +105,3 @@ def sampled_again(reach: Reach) -> Iterator[None]:
         stack.enter_context(replaced(loop_module, "compose_batch", composing))
         stack.enter_context(replaced(Scheduler, "finish", finishing))
         yield
-
-
-def _output_kept(original: Any, reach: Reach) -> Any:
-    kept: dict[str, list[int]] = {}
-
-    def apply_submission(self: SessionTable, request: Request, now_ms: float) -> SessionView:
-        view = original(self, request, now_ms)
-        if request.generation and kept.get(request.request_id):
-            reach()
-            self.outputs[request.request_id] = kept[request.request_id]
-        kept[request.request_id] = self.outputs[request.request_id]
-        return view
-
-    return apply_submission
-
-
-def _generation_forgotten(original: Any, reach: Reach) -> Any:
-    def apply_end(self: SessionTable, name: str, reason: FinishReason, error: str = "") -> None:
-        original(self, name, reason, error)
-        if self.completions[-1].generation:
-            reach()
-            self.completions[-1] = replace(self.completions[-1], generation=0)
-
-    return apply_end
-
-
-ASKED_AGAIN = cases.mixed("llama", faults=(Fault(kind=FaultKind.RESUBMIT, step=6, session=1),))
-
-MUTANTS = (
-    Mutant(
-        name="output_of_the_last_generation_kept",
-        part="generations",
-        killers=(Killer.STREAM, Killer.BYTES, Killer.BITS),
-        plant=method_plant(SessionTable, "apply_submission", _output_kept),
-        fault="A request that comes again under its id begins with what it was given before.",
-        trials=(exact_trial(ASKED_AGAIN),),
-    ),
-    Mutant(
-        name="generation_forgotten_at_the_end",
-        part="generations",
-        killers=(Killer.ENDS,),
-        plant=method_plant(SessionTable, "apply_end", _generation_forgotten),
-        fault="An end is reported for the first request of its id, whichever it was.",
-        trials=(exact_trial(ASKED_AGAIN),),
-    ),
-    Mutant(
-        name="token_streamed_twice",
-        part="streams",
-        killers=(Killer.STREAM,),
-        plant=sampled_again,
-        fault="After a rebuild the last token is given to the caller once more.",
-        trials=(exact_trial(cases.preempted("llama")), exact_trial(cases.preempted("qwen3next"))),
-    ),
-)

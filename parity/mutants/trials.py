@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from parity.engines.numerics import ROW
-from parity.mutants.records import Complaint, Killer, Place, Trial
+from parity.mutants.mutant import Complaint, Killer, Place, Trial
 from parity.records import Case, Outcome
 from parity.run.runner import process_runner, run_exact_case
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parity.gate.records import GateCheck, GateResult
+from parity.gate.result import GateCheck, GateResult
 from parity.records import Verdict
 
 MAX_MESSAGE_CHARACTERS = 3000

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 
-from parity.gate.records import GateCheck, GateResult
+from parity.gate.result import GateCheck, GateResult
 from parity.records import Verdict, plain
 from parity.schemas import key_path, load_schema
 

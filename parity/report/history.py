@@ -16,7 +16,7 @@ from parity.cases.files import load_case
 from parity.cases.strategies import landmark
 from parity.engines.numerics import ROW, NumericsProfile
 from parity.errors import UsageError
-from parity.gate.records import CheckKind, GateCheck, GateResult
+from parity.gate.result import CheckKind, GateCheck, GateResult
 from parity.history import Run, TraceStep, session_index
 from parity.processes import WorkerDied, shared_worker
 from parity.records import Case

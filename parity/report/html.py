@@ -6,10 +6,16 @@ from dataclasses import dataclass
 
 import jinja2
 
-from parity.gate.records import CheckKind, GateCheck, GateResult
+from parity.gate.result import CheckKind, GateCheck, GateResult
 from parity.records import Tier, Verdict
 from parity.report.history import History
-from parity.report.timeline import cell_picture, colour, noise_picture, timeline_picture
+from parity.report.timeline import (
+    cell_picture,
+    colour,
+    distance_picture,
+    noise_picture,
+    timeline_picture,
+)
 from scheduler.limits import Layout
 
 
@@ -48,6 +54,8 @@ def result_to_html(result: GateResult, histories: list[History]) -> str:
             for check in suites
             if check.noise
         ],
+        distances=(distances := [row for check in result.checks for row in check.distances]),
+        distance_picture=distance_picture(distances),
         pictures=[draw(history) for history in histories],
         colour=colour,
         find=find_checks,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as Xml
 
-from parity.gate.records import GateCheck, GateResult
+from parity.gate.result import GateCheck, GateResult
 from parity.records import Verdict
 
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

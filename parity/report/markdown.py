@@ -4,7 +4,7 @@ table, then every failure in full.
 
 from __future__ import annotations
 
-from parity.gate.records import CheckKind, GateCheck, GateResult
+from parity.gate.result import CheckKind, GateCheck, GateResult
 from parity.records import Verdict
 from scheduler.limits import Layout
 
@@ -23,6 +23,7 @@ def result_to_markdown(result: GateResult) -> str:
         "",
     ]
     lines += _family_table(result)
+    lines += _distance_table(result)
     lines += _other_checks(result)
     wrong = [check for check in result.checks if check.verdict is not Verdict.PASS]
     if not result.checks:
@@ -68,6 +69,23 @@ def _cell(checks: list[GateCheck]) -> str:
     if any(check.measured for check in checks):
         text += f", {sum(c.byte_identical for c in counts)} bytes (measured)"
     return text
+
+
+def _distance_table(result: GateResult) -> list[str]:
+    """Exact to itself and right, two columns; the distance is a part of the deviation of logits."""
+    distances = [distance for check in result.checks for distance in check.distances]
+    if not distances:
+        return []
+    lines = [
+        "",
+        "| model | run | exact to itself | right | worst of bound | rms from truth |",
+        "|---" * 6 + "|",
+    ]
+    for row in distances:
+        itself, right = ("yes" if row.same_bits else "no"), row.right
+        bound = "" if row.worst_of_bound is None else f"{row.worst_of_bound:.2f}"
+        lines.append(f"| {row.model} | {row.way} | {itself} | {right} | {bound} | {row.rms:.1e} |")
+    return lines
 
 
 def _other_checks(result: GateResult) -> list[str]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 import jinja2
 
-from parity.gate.records import NoiseHistogram
+from parity.gate.result import NoiseHistogram
 from parity.report.history import Gauge, History, TraceView
+from parity.suites.truth import Distance
 
 COLOURS = {
     "prefill": "#2f6fb3",
@@ -249,6 +250,31 @@ def noise_picture(noise: NoiseHistogram, *, title: str) -> str:
             parts.append(_text(index * bar + bar / 2, height - tall - 4, f"{count}", "middle"))
         parts.append(_text(index * bar + bar / 2, height + 14, label, "middle"))
     return _svg(bar * len(counts), height + 20, title, parts)
+
+
+def distance_picture(distances: Sequence[Distance]) -> str:
+    """How far each way of running is from the truth, on a logarithmic scale from 1e-7 to 1; a stroke marks
+    the worst position.
+    """
+    row, width, decades, label = 20.0, 350.0, 7, 150.0
+    parts = []
+    for power in range(decades + 1):
+        x = label + width * power / decades
+        parts.append(f'<line x1="{x:g}" x2="{x:g}" y1="0" y2="{row * len(distances):g}" class="axis"/>')
+        parts.append(_text(x, row * len(distances) + 14, f"1e{power - decades}", "middle"))
+
+    def place(value: float) -> float:
+        return width * min(max(math.log10(max(value, 1e-300)) / decades + 1, 0.0), 1.0)
+
+    for index, found in enumerate(distances):
+        y = index * row
+        css = "unmoved" if found.worst_of_bound is None else "token" if found.beyond else "moved"
+        parts.append(_text(label - 6, y + 14, f"{found.model} {found.way}", "end"))
+        parts.append(_rect(label, y + 4, place(found.rms), row - 8, css, found.text))
+        parts.append(
+            _rect(label + place(found.worst_row_rms), y + 2, 2, row - 4, "axis worst", "worst position")
+        )
+    return _svg(label + width + 30, row * len(distances) + 20, "distance from the truth", parts)
 
 
 def timeline_picture(history: History) -> str:

@@ -4,8 +4,8 @@ that happened. Engine-agnostic.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from parity.checkers.conservation import CONSERVATION, Owners, find_losses, owners_of
@@ -13,44 +13,16 @@ from parity.checkers.ends import ENDS, ENGINE_FAULTS, MEMORY
 from parity.history import Earlier, Run, TraceStep, session_index
 from parity.protocol.peer import PeerFailure
 from parity.records import Case, Fault, FaultKind, Finding
-from scheduler.engine import Engine, EngineFailure
-from scheduler.loop import Flight, Scheduler
+from scheduler.engine import Engine
+from scheduler.loop import Scheduler
+from scheduler.pipeline import CompletedStep, Pipeline
 from scheduler.records import Completion, IterationResult, NoProgress, PolicyFailure, SchedulerFailure
-from scheduler.telemetry import StepRecord
 
 LIVENESS, LEGALITY, INTERNAL, PROTOCOL = "liveness", "legality", "internal", "protocol"
 MAX_REPEATS = 64  # times that the same rows may be computed with no new one in between
 MAX_IDLE = 1000  # steps in which nothing runs, while somebody is live and nobody comes any more
 MOST_TOLD = 6  # steps of a cycle that a finding spells out
 MAX_STEPS_PER_TOKEN = 200  # a case that needs more steps than this per token of work is stuck
-
-
-@dataclass(frozen=True, slots=True)
-class CompletedStep:
-    """What became of a step in flight: its record, and the result or why the engine had none."""
-
-    record: StepRecord
-    result: IterationResult | None
-    failure: EngineFailure | None = None
-
-
-def complete_step(
-    scheduler: Scheduler,
-    engine: Engine,
-    flight: Flight,
-    now_ms: float,
-    *,
-    before_results: Callable[[], None] = lambda: None,
-) -> CompletedStep:
-    """Run what was begun, and tell the scheduler; ``before_results`` is called when the engine has returned
-    and nothing is applied yet. The only place where a step is driven from outside the scheduler.
-    """
-    try:
-        result = engine.execute(flight.plan, flight.batch, now_ms) if flight.plan.chunks else None
-    except EngineFailure as failure:
-        return CompletedStep(scheduler.fail(failure, now_ms), None, failure)
-    before_results()
-    return CompletedStep(scheduler.finish(result, now_ms if result is None else result.finished_ms), result)
 
 
 class RunEnds(Exception):
@@ -80,6 +52,10 @@ class Driver:
         self.run = Run(case)
         self.scheduler, self.engine = scheduler, engine
         self.memory = getattr(scheduler, "memory", None)
+        depth = case.steps_in_flight if getattr(scheduler, "overlaps_steps", False) else 1
+        self._pipeline = Pipeline(scheduler, engine, depth=depth)
+        self._steps_in_flight: deque[int] = deque()
+        self._armed: list[Fault] = []  # fired before the next result is applied
         self._inject = inject
         self._step = 0
         self._clock_offset_ms = 0.0
@@ -174,7 +150,8 @@ class Driver:
     def _ask_again(self, index: int, completion: Completion) -> None:
         """A session that was given up has ended: its caller submits it anew, under the same id."""
         run = self.run
-        given = tuple(run.emitted_at.pop(index, ())), tuple(run.streams.pop(index, ()))
+        run.emitted_at.pop(index, None)
+        given = tuple(run.given_at.pop(index, ())), tuple(run.streams.pop(index, ()))
         run.earlier.append(Earlier(index, self._given_up.pop(index), completion, self._step, *given))
         self._generation[index] = completion.generation + 1
         self._furthest.pop(completion.request_id, None)
@@ -188,31 +165,36 @@ class Driver:
         self._execute(faults)
 
     def _execute(self, faults: Sequence[Fault]) -> None:
-        now_ms = self.now_ms
-        flight = self.scheduler.begin(now_ms)
+        flight = self._pipeline.begin(self.now_ms)
+        self._steps_in_flight.append(self._step)
         self._check_memory("admitting and placing")
-
         for fault in faults:
             # In a step without rows the engine is not asked; armed, it would fail some later step or run.
             if not fault.in_flight and fault.kind in ENGINE_FAULTS and flight.plan.chunks:
                 self._fire(fault)
+        self._armed += [fault for fault in faults if fault.in_flight]
+        self._pipeline.launch()
+        if not self._pipeline.must_complete:
+            return
+        failed = False
+        for done in self._pipeline.complete(before_result=self._fire_armed):
+            step = self._steps_in_flight.popleft()
+            self.run.records.append(done.record)
+            self._observe(step, done, is_given_up=failed)
+            if done.failure is None:
+                self._check_memory("applying the results")
+                self._check_progress(done.result)
+            elif not failed:
+                failed = True
+                self.run.failures.append(str(done.failure))
+                self._check_memory("clearing up after the engine failed")
 
-        def in_flight() -> None:
-            for fault in faults:
-                if fault.in_flight:
-                    self._fire(fault)
+    def _fire_armed(self) -> None:
+        armed, self._armed = self._armed, []
+        for fault in armed:
+            self._fire(fault)
 
-        done = complete_step(self.scheduler, self.engine, flight, now_ms, before_results=in_flight)
-        self.run.records.append(done.record)
-        self._observe(flight, done.result)
-        if done.failure is not None:
-            self.run.failures.append(str(done.failure))
-            self._check_memory("clearing up after the engine failed")
-        else:
-            self._check_memory("applying the results")
-            self._check_progress(flight, done.result)
-
-    def _check_progress(self, flight: Flight, result: IterationResult | None) -> None:
+    def _check_progress(self, result: IterationResult | None) -> None:
         """End a run in which work is done and undone: the same rows again and again, and never a new one."""
         done = () if result is None else result.chunks
         news = [item for item in done if item.after > self._furthest.get(item.request_id, 0)]
@@ -263,12 +245,13 @@ class Driver:
         if fault.kind in (FaultKind.CANCEL, FaultKind.PREEMPT, FaultKind.RESUBMIT):
             self._check_memory(f"{fault.kind.value} of session {fault.session}")
 
-    def _observe(self, flight: Flight, result: IterationResult | None) -> None:
-        self.run.trace.append(TraceStep(self._step, flight, result))
-        for item in result.chunks if result is not None else ():
+    def _observe(self, step: int, done: CompletedStep, *, is_given_up: bool) -> None:
+        self.run.trace.append(TraceStep(step, done.flight, done.result, is_given_up))
+        for item in done.result.chunks if done.result is not None else ():
             if item.token is not None:
                 index = session_index(item.request_id)
-                self.run.emitted_at.setdefault(index, []).append(self._step)
+                self.run.emitted_at.setdefault(index, []).append(step)
+                self.run.given_at.setdefault(index, []).append(self._step)
                 self.run.streams.setdefault(index, []).append(item.token)
 
     def _collect(self) -> None:

@@ -15,7 +15,7 @@ from parity.checkers.ends import (
     StreamChecker,
 )
 from parity.checkers.giving_way import GivingWayChecker
-from parity.checkers.identity import IdentityChecker, compare_run, explain_divergence
+from parity.checkers.identity import Comparison, IdentityChecker, compare_run, explain_divergence
 from parity.checkers.marks import count_marks
 from parity.checkers.noise import Change, NoiseChecker, Weighed, first_step, row_distance, weigh_noise
 from parity.history import Answer, Run, session_index
@@ -124,7 +124,7 @@ def count_changes(changes: dict[int, Change]) -> dict[str, int]:
     return dict(Counter(change.value for change in changes.values()))
 
 
-def _explain(run: Run, expectation: Expectation, comparison) -> Divergence:
+def _explain(run: Run, expectation: Expectation, comparison: Comparison) -> Divergence:
     session, step = comparison.session, first_step(comparison)
     return explain_divergence(
         run,

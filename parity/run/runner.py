@@ -38,7 +38,7 @@ from parity.run.under_test import OBSERVED, Brought, Exhaustible, SchedulerFacto
 from scheduler.engine import Engine
 from scheduler.limits import Layout, PoolLimits, Sharing
 from scheduler.loop import Scheduler
-from scheduler.policies import make_policy
+from scheduler.policies import make_policy, option_types
 from scheduler.policy.base import Policy
 from scheduler.records import Request
 
@@ -512,3 +512,16 @@ def replay(case: Case, policy: Policy | None = None, make: Callable[[Case], Poli
         policy = (policy_of if make is None else make)(case)
     scheduler = Scheduler(engine, policy, case.step_limits())
     return Replay(drive_exact(case, engine, scheduler), scheduler)
+
+
+BASELINE = "fcfs"
+
+
+def policy_mattered(case: Case, played: Replay | None = None) -> bool:
+    """Whether the policy of a case, with the case's options, plans it otherwise than fcfs with the same
+    reservation and overload, on the exact engine, where both are given the same tokens. ``played``: the
+    case's replay, if there is one.
+    """
+    seams = tuple(item for item in case.policy_options if item[0] in option_types(BASELINE))
+    plain = replace(case, policy=BASELINE, policy_options=seams)
+    return case.policy != BASELINE and (played or replay(case)).schedule != replay(plain).schedule

@@ -8,6 +8,7 @@ import hmac
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 from starlette.applications import Starlette
@@ -219,7 +220,7 @@ async def _collect(pieces: AsyncIterator[Piece], answer: Answer) -> None:
         answer.add(piece)
 
 
-async def _unless_gone(work: Awaitable, receive: Receive, pieces: AsyncGenerator[Piece]):
+async def _unless_gone(work: Awaitable, receive: Receive, pieces: AsyncGenerator[Piece]) -> Any:
     """The result of ``work``; when the client goes first, the session is cancelled
     and ``ClientDisconnect`` raised.
     """

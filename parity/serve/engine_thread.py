@@ -16,8 +16,8 @@ import numpy as np
 
 from parity.serve.served_model import ServedModel
 from parity.telemetry import Totals
-from scheduler.engine import EngineFailure
 from scheduler.loop import Flight
+from scheduler.pipeline import Pipeline
 from scheduler.records import FinishReason, IterationResult, Refusal, Request
 from scheduler.telemetry import StepRecord
 
@@ -113,15 +113,25 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            self._scheduler = self.served.make_scheduler(observer=self._observe)
+            self._begin_anew()
             while not self._serve_until_stopped():
-                self._scheduler = self.served.make_scheduler(observer=self._observe)
+                self._begin_anew()
         except Exception as error:  # the thread's boundary: whatever it was, every caller must hear of it
             is_engine = isinstance(error, EngineBroken)
             self.failure = str(error) if is_engine else f"{type(error).__name__}: {error}"
             self._fail_all()
         finally:
             self._publish()
+
+    def _begin_anew(self) -> None:
+        self._scheduler = self.served.make_scheduler(observer=self._observe)
+        self._pipeline = Pipeline(
+            self._scheduler,
+            self.served.engine,
+            depth=self._scheduler.steps.steps_in_flight,
+            clock_ms=lambda: monotonic() * 1e3,
+            broken=lambda error: EngineBroken(f"{type(error).__name__}: {error}"),
+        )
 
     def _serve_until_stopped(self) -> bool:
         """Serve until it is time to end; False after an exception, whose sessions have been told."""
@@ -187,29 +197,18 @@ class EngineThread:
             self._stopping = True
 
     def _step(self) -> None:
-        scheduler, engine = self._scheduler, self.served.engine
-        begin_s = monotonic()
+        pipeline, engine = self._pipeline, self.served.engine
         wants = any(count is not None for count in self._live.values())
         engine.observe_logits = self._note_row if wants else None
         self._rows.clear()
-        flight = scheduler.begin(begin_s * 1e3)
-        launch_s = monotonic()
-        try:
-            result = engine.execute(flight.plan, flight.batch, begin_s * 1e3) if flight.plan.chunks else None
-        except EngineFailure as failure:
-            record = scheduler.fail(failure, monotonic() * 1e3)
-        except Exception as error:
-            raise EngineBroken(f"{type(error).__name__}: {error}") from error
-        else:
-            landed_s = monotonic()
-            record = scheduler.finish(result, landed_s * 1e3)
-            record.engine_ms = (landed_s - launch_s) * 1e3
-        record.step_ms = (monotonic() - begin_s) * 1e3
-        self.totals.add(record.as_dict())
-        self.served.note_step(record)
-        self._collect()
-        self._publish()
-        self.watch(record, self.totals)
+        pipeline.begin(monotonic() * 1e3)
+        pipeline.launch()
+        for done in pipeline.complete() if pipeline.must_complete else ():
+            self.totals.add(done.record.as_dict())
+            self.served.note_step(done.record)
+            self._collect()
+            self._publish()
+            self.watch(done.record, self.totals)
 
     def _observe(self, flight: Flight, result: IterationResult | None) -> None:
         """Tokens of a step, as the scheduler applied them: a session that

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from parity.serve.front import Front
+from scheduler.records import PreemptionReason
 from scheduler.telemetry import StepRecord
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
@@ -26,7 +27,16 @@ GAUGES = {
 COUNTERS = {
     "admitted": "Sessions admitted.",
     "preempted": "Preemptions.",
+    "preempted_again": "Preemptions of sessions that had been preempted before.",
+    "preemption_fallbacks": "Sessions recomputed whole of which a part was to stay.",
+    "rebuilt_lower": "Sessions of which a part was rebuilt in lower cells.",
+    "released_rows": "Rows of preempted sessions that must be computed again.",
+    "reclaimed_bytes": "Bytes of KV cells that preemptions made available.",
     "resumed": "Resumes.",
+    "late_after_resume": "Tokens later than their objective, of sessions that had been preempted.",
+    "stale_receipts": "Results that came after their session was cancelled.",
+    "escalations": "Steps up the ladder of measures against standstill.",
+    "not_granted": "Planned entries for which the memory had no room in the end.",
     "cancelled": "Sessions cancelled.",
     "finished": "Sessions finished.",
     "failed": "Sessions failed.",
@@ -38,6 +48,11 @@ COUNTERS = {
     "prefix_tokens_saved": "Prompt tokens not computed.",
     "calls": "Native decode calls.",
     "engine_failures": "Steps that the engine broke off.",
+}
+TIMES = {
+    "step_ms": "Time spent in steps.",
+    "engine_ms": "Time spent in engines.",
+    "resume_latency_ms": "Time from preemptions to resumes.",
 }
 
 
@@ -61,11 +76,13 @@ class SchedulerCollector(Collector):
         for name, text in COUNTERS.items():
             yield CounterMetricFamily(f"samebytes_{name}", text, value=totals.values[name])
         yield CounterMetricFamily("samebytes_steps", "Scheduler steps.", value=totals.steps)
-        for name in ("step_ms", "engine_ms"):
+        reasons = CounterMetricFamily("samebytes_preempted_by_reason", "Preemptions.", labels=["reason"])
+        for reason in PreemptionReason:
+            reasons.add_metric([reason.value], totals.values[f"preempted_{reason.value}"])
+        yield reasons
+        for name, text in TIMES.items():
             seconds = totals.values[name] / 1e3
-            yield CounterMetricFamily(
-                f"samebytes_{name[:-3]}_seconds", f"Time spent in {name[:-3]}s.", value=seconds
-            )
+            yield CounterMetricFamily(f"samebytes_{name.removesuffix('_ms')}_seconds", text, value=seconds)
         yield GaugeMetricFamily(
             "samebytes_live_requests", "Requests accepted and not answered.", value=len(front.live)
         )

@@ -104,6 +104,7 @@ class ServedModel:
             sharing=sharing_of(settings, family),
             max_call_rows=profile.max_call_rows,
             pad_lone_rows=profile.pad_lone_rows,
+            cell_bytes=self.row_bytes(),
         )
         self.engine = LlamaEngine(
             PoolContext(

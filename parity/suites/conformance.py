@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from parity.checkers.conservation import check_conservation
-from parity.run.drive import complete_step
 from parity.run.under_test import EngineFactory, Exhaustible, SchedulerFactory, SoloAnswer, solo_by
 from scheduler.limits import Layout, PoolLimits, Sharing, StepLimits
 from scheduler.loop import Scheduler
+from scheduler.pipeline import Pipeline
 from scheduler.policies import make_policy
 from scheduler.records import FinishReason, Request, SamplingParams
 
@@ -85,6 +85,7 @@ def make_machine(
             self.setting, self.expected, self.max_token = setting, expected, max_token
             self.engine = Exhaustible(engine_factory(setting.limits))
             self.scheduler = scheduler_factory(self.engine, make_policy("fcfs"), setting.steps)
+            self.pipeline = Pipeline(self.scheduler, self.engine)
 
     ServingMachine.TestCase.settings = settings(deadline=None)
     return ServingMachine
@@ -143,14 +144,14 @@ class _ServingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.flight is None)
     @rule()
     def launch(self) -> None:
-        self.flight = self.scheduler.begin(self.now_ms)
+        self.flight = self.pipeline.begin(self.now_ms)
 
     @precondition(lambda self: self.flight is not None)
     @rule()
     def commit(self) -> None:
-        flight, self.flight = self.flight, None
-        done = complete_step(self.scheduler, self.engine, flight, self.now_ms)
-        self.failures += done.failure is not None
+        self.flight = None
+        done = self.pipeline.complete()
+        self.failures += any(step.failure is not None for step in done)
         self.now_ms += 1.0
         self._collect()
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from itertools import pairwise
+from typing import Any
 
-from parity.checkers.claims import claim_vtc_bound
+from parity.checkers.claims import PREMISES, BoundClaim, claim_vtc_bound
 from parity.checkers.outcomes import ledger_of, served_sessions
 from parity.checkers.rows import (
     causal_pairs,
@@ -31,19 +32,25 @@ from parity.checkers.service import service_of, starved_clients
 from parity.run.runner import Replay, replay
 from parity.suites.workloads import TICK_MS, intervals, play, rows_per_step, session, workload
 from scheduler.limits import Layout
+from scheduler.policies.vtc import MAX_DEPARTED, Counters
 from scheduler.policy.goodput import sweep_goodput
 from scheduler.policy.reservation import (
-    Allocation,
     Recovery,
     Reservation,
-    ReservationEstimate,
     answer_allocation,
     estimate_reservation,
     recovery_for,
     request_allocation,
     reservation_error,
 )
-from scheduler.records import Request, ServiceLevel, SessionState, SessionView
+from scheduler.records import (
+    Allocation,
+    Request,
+    ReservationEstimate,
+    ServiceLevel,
+    SessionState,
+    SessionView,
+)
 
 Check = Callable[[], Iterable[str]]
 CONTRACT_CHECKS: dict[str, list[Check]] = {}
@@ -109,7 +116,7 @@ def one_session_has_the_lane() -> Iterator[str]:
     yield from differs("sessions by step", sizes, [1] * 13)
 
 
-def astuple_of(slots) -> tuple[int, int, int]:
+def astuple_of(slots: Any) -> tuple[int, int, int]:
     return slots.iterations, slots.useful, slots.available
 
 
@@ -122,6 +129,13 @@ def the_declared_total_is_reserved() -> Iterator[str]:
     for slots, first in ((26, ["s0", "s1"]), (25, ["s0"])):
         played = play(*pair, policy="orca", options={"slots": slots})
         yield from differs(f"the first batch of {slots} slots", sorted(rows_per_step(played)[0]), first)
+
+
+@contract_of("orca")
+def a_request_above_the_slots_is_refused() -> Iterator[str]:
+    for slots, refused in ((12, [0]), (13, [])):
+        played = play(session(4, 9), policy="orca", options={"slots": slots})
+        yield from differs(f"who is refused by {slots} slots", list(played.run.refusals), refused)
 
 
 @contract_of("orca")
@@ -254,6 +268,18 @@ def a_saturated_window_closes_its_partition() -> Iterator[str]:
     found = (ledger.valid, ledger.missed, ledger.rejected, ledger.open)
     yield from differs("valid, missed, rejected, open", found, (122, 0, 118, 0))
     yield from differs("unavoidable rows", unavoidable_rows(240 * 2, 130 * 2), 220)
+
+
+@contract_of("least_slack")
+def a_rejection_after_the_window_is_open_in_it() -> Iterator[str]:
+    """The lane is taken for 8 ticks; whoever waits for its first token is given up when that is too late."""
+    pair = session(1, 8, slo=ServiceLevel(ttft_ms=30.0)), session(1, 1, slo=SLO, first_token=2000)
+    options = {"overload": {"kind": "reject_infeasible"}}
+    run = play(*pair, policy="least_slack", options=options, max_num_seqs=1).run
+    for window_ms, right in ((20.0, (0, 2)), (80.0, (1, 0))):
+        ledger = ledger_of(served_sessions(run, until_ms=window_ms), window_ms=window_ms)
+        found = (ledger.rejected, ledger.open)
+        yield from differs(f"rejected and open after {window_ms:g} ms", found, right)
 
 
 @contract_of("scorpio_guard")
@@ -390,6 +416,38 @@ def the_bound_holds_where_it_is_claimed() -> Iterator[str]:
     window = {"start_ms": 0.0, "stop_ms": 30.0, "max_input_tokens": 7, "max_running_tokens": 8}
     claim = claim_vtc_bound(replay(case).run, "f", "g", **window, **heavy)
     yield from differs("the claim", claim.line, "holds: gap 15, bound 28, all premises observed")
+
+
+@contract_of("vtc")
+def a_gap_over_the_bound_violates_it() -> Iterator[str]:
+    claims = {
+        gap: BoundClaim(premises=dict.fromkeys(PREMISES, True), gap=gap, bound=28) for gap in (28, 29, 33)
+    }
+    said = {gap: claim.verdict for gap, claim in claims.items()}
+    yield from differs("what is said", said, {28: "holds", 29: "violated", 33: "violated"})
+
+
+@contract_of("vtc")
+def nothing_is_claimed_of_clients_of_which_nobody_waits() -> Iterator[str]:
+    pair = session(7, 5, client_id="f"), session(7, 5, client_id="g", first_token=2000)
+    window = {"start_ms": 0.0, "stop_ms": 30.0, "max_input_tokens": 7, "max_running_tokens": 24}
+    weights = {"input_weight": 1, "output_weight": 2}
+    claim = claim_vtc_bound(play(*pair, policy="vtc").run, "f", "g", **window, **weights)
+    yield from differs("the claim", claim.line, "not claimed: without both_backlogged; gap 0")
+
+
+@contract_of("vtc")
+def of_departed_clients_the_largest_counters_are_remembered() -> Iterator[str]:
+    names = [f"c{index:04}" for index in range(MAX_DEPARTED + 9)]
+    before = Counters(
+        counters={name: index for index, name in enumerate(names)} | {"last": 0},
+        live={"last": 1},
+        waiting={"last": 0},
+        last_left="last",
+    )
+    after = before.ended("last").counters
+    yield from differs("how many are remembered", len(after), MAX_DEPARTED + 1)
+    yield from differs("the least of them", min(set(after) - {"last"}), "c0009")
 
 
 def under_pressure(policy: str, options: dict | None = None) -> Replay:

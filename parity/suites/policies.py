@@ -23,7 +23,7 @@ from parity.errors import UsageError
 from parity.models.families import load_families
 from parity.records import Case, Fault, FaultKind, Outcome, Session, Verdict
 from parity.run.contained import run_case
-from parity.run.runner import replay, run_exact_case
+from parity.run.runner import BASELINE, policy_mattered, replay, run_exact_case
 from parity.store import REPOSITORY
 from parity.suites.contracts import check_contract
 from scheduler.limits import Layout
@@ -173,6 +173,16 @@ def check_parity(policy: str) -> Iterable[str]:
             yield f"{case.family} {case.layout.value}{options}: {'; '.join(said)}"
 
 
+def check_decides(policy: str) -> Iterable[str]:
+    """On the fixed case of every family and layout it decides otherwise than fcfs, without which that case
+    would prove nothing of it.
+    """
+    for family in load_families():
+        for layout in Layout:
+            if not policy_mattered(landmark(family, layout, policy=policy)):
+                yield f"{family} {layout.value}: never decided otherwise than fcfs"
+
+
 def check_plans(policy: str) -> Iterable[str]:
     """Plans are logical."""
     yield from check_logical_plans(replay(busy_case(policy)).run)
@@ -229,6 +239,7 @@ def check_progress(policy: str) -> Iterable[str]:
 CHECKS: dict[str, Callable[[str], Iterable[str]]] = {
     "contract": check_contract,
     "parity": check_parity,
+    "decides": check_decides,
     "logical plans": check_plans,
     "hidden lengths": check_hidden,
     "completed service": check_service,
@@ -238,12 +249,14 @@ CHECKS: dict[str, Callable[[str], Iterable[str]]] = {
 
 
 def applies(name: str, policy: str) -> bool:
-    """Whether a check has anything to look at: service that is published, keys that are slack or age; of a
-    measure there is only the contract.
+    """Whether a check has anything to look at: service that is published, keys that are slack or age,
+    decisions other than the default's; of a measure there is only the contract.
     """
     if name == "contract" or policy not in policy_names():
         return name == "contract"
     kind = policy_class(policy)
+    if name == "decides":
+        return policy != BASELINE
     if name == "completed service":
         return kind.published_service is not Policy.published_service
     return name != "original clocks" or issubclass(kind, (LeastSlack, Aging))

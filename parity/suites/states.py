@@ -19,6 +19,9 @@ from parity.models import resolve_model
 from parity.models.families import load_family
 from parity.run.chains import hand_settings
 
+# What is compared, and both arrays: float32 logits [rows, n_vocab].
+Compared = tuple[str, np.ndarray, np.ndarray]
+
 SAVED_AT = (1, 15, 16, 17, 63, 64, 65)
 PROMPT_TOKENS, GENERATED_TOKENS = 80, 3
 OWN, OTHER, NEIGHBOUR, PASSING = 1, 2, 3, 4  # sequence ids; 0 is padding's
@@ -102,13 +105,17 @@ class StateChecks:
         more = driver.generate(seq_id, logits[-1], PROMPT_TOKENS, GENERATED_TOKENS)
         return np.concatenate([logits, more])
 
-    def _same_id(self, driver: HandDriver, count: int, reference: np.ndarray, _: np.ndarray):
+    def _same_id(
+        self, driver: HandDriver, count: int, reference: np.ndarray, _: np.ndarray
+    ) -> Iterator[Compared]:
         saved = self._saved(driver, count)
         driver.feed(OWN, self.prompt[count : count + 7], count)  # what must be gone after the restore
         self._load(driver, OWN, saved)
         yield "goes on", self._go_on(driver, OWN, self.prompt, count), reference[count:]
 
-    def _another_id(self, driver: HandDriver, count: int, reference: np.ndarray, neighbour: np.ndarray):
+    def _another_id(
+        self, driver: HandDriver, count: int, reference: np.ndarray, neighbour: np.ndarray
+    ) -> Iterator[Compared]:
         """Beside the original and a neighbour, both of which go on afterwards."""
         saved = self._saved(driver, count)
         driver.feed(NEIGHBOUR, self.other[:20], 0)
@@ -118,11 +125,15 @@ class StateChecks:
         yield "original", self._go_on(driver, OWN, self.prompt, count), reference[count:]
         yield "neighbour", self._go_on(driver, NEIGHBOUR, self.other, 20), neighbour[20:]
 
-    def _fresh(self, driver: HandDriver, fresh: HandDriver, count: int, reference: np.ndarray):
+    def _fresh(
+        self, driver: HandDriver, fresh: HandDriver, count: int, reference: np.ndarray
+    ) -> Iterator[Compared]:
         self._load(fresh, OTHER, self._saved(driver, count))
         yield "goes on", self._go_on(fresh, OTHER, self.prompt, count), reference[count:]
 
-    def _fragmented(self, driver: HandDriver, count: int, reference: np.ndarray, neighbour: np.ndarray):
+    def _fragmented(
+        self, driver: HandDriver, count: int, reference: np.ndarray, neighbour: np.ndarray
+    ) -> Iterator[Compared]:
         """Into the holes that a finished sequence left between a neighbour's cells; fewer than are needed, so
         that the sequence's cells stay in order when it goes on.
         """
@@ -137,7 +148,9 @@ class StateChecks:
         yield "goes on", self._go_on(driver, OTHER, self.prompt, count), reference[count:]
         yield "neighbour", self._go_on(driver, NEIGHBOUR, self.other, 15), neighbour[15:]
 
-    def _twice(self, driver: HandDriver, count: int, reference: np.ndarray, _: np.ndarray):
+    def _twice(
+        self, driver: HandDriver, count: int, reference: np.ndarray, _: np.ndarray
+    ) -> Iterator[Compared]:
         """The same blob over itself, and again into another id; both go on, in turns."""
         saved = self._saved(driver, count)
         driver.clear()

@@ -21,7 +21,7 @@ from parity.cases.policy_options import PolicyOptions
 from parity.cases.shrink import shrink_case
 from parity.cases.strategies import cases, edges, landmark, steady_backend, tokens_of
 from parity.cases.text import REAL_WORK_TOKENS, has_real_vocabulary, text_prompts
-from parity.checkers.marks import possible_marks
+from parity.checkers.marks import POLICY_MATTERED, possible_marks
 from parity.errors import UsageError
 from parity.models.families import load_family
 from parity.models.splits import Split, load_splits
@@ -29,6 +29,7 @@ from parity.records import Case, Fault, FaultKind, Finding, Outcome, Session, Ti
 from parity.run.contained import run_case
 from parity.run.explain import explain_outcome
 from parity.run.profiles import profile_of
+from parity.run.runner import BASELINE, policy_mattered
 from parity.run.under_test import OURS, Brought, Capabilities
 from parity.store import REPOSITORY
 from scheduler.limits import Layout
@@ -126,6 +127,7 @@ def run_suite(
     model: str | None = None,
     policy: str = "fcfs",
     policy_options: PolicyOptions = (),
+    steps_in_flight: int = 1,
     min_sessions: int = 200,
     seed_value: int | None = None,
     tier: Tier = Tier.BITS,
@@ -142,7 +144,12 @@ def run_suite(
     """
     started = monotonic()
     model = model or family
-    required = tuple(required_marks(family, layout, model, brought) if marks is None else marks)
+    overlaps = steps_in_flight > 1
+    if marks is None:
+        marks = required_marks(family, layout, model, brought, overlaps=overlaps)
+    # A brought scheduler is judged by its own schedule, of which there is no fcfs to compare with.
+    by_policy = policy != BASELINE and not brought.scheduler
+    required = (*marks, *((POLICY_MATTERED,) if by_policy else ()))
     result = SuiteResult(family, layout, model, brought=brought, required=required)
     why_no_bits = brought.why_no_bits() if brought.engine else profile_of(model).reason
     failing: list[Outcome] = []
@@ -155,12 +162,19 @@ def run_suite(
         failed = outcome.verdict_for(tier, inexact=why_no_bits) is Verdict.FAIL
         return replace(outcome, verdict=Verdict.FAIL if failed else Verdict.PASS)
 
+    def note_policy(case: Case) -> None:
+        """Whether the policy mattered, asked until it once did."""
+        if POLICY_MATTERED in required and not result.marks[POLICY_MATTERED]:
+            result.marks[POLICY_MATTERED] += policy_mattered(case)
+
     def one(case: Case) -> None:
+        case = replace(case, steps_in_flight=steps_in_flight)
         if failing and case != failing[0].case or not failing and enough():
             return
         outcome = judged(case)
         if not failing:
             result.add(outcome)
+            note_policy(case)
         if outcome.verdict is Verdict.FAIL:
             failing.append(outcome)
             raise Failed(outcome.case.family)
@@ -193,12 +207,14 @@ def contradicted(marks: Mapping[str, int], capabilities: Capabilities) -> list[F
     ]
 
 
-def required_marks(family: str, layout: Layout, model: str, brought: Brought) -> tuple[str, ...]:
-    """Marks that may not stay zero: the manifest's, and all that the layout can have. A stop token is sure to
-    come only where all tokens can be named.
+def required_marks(
+    family: str, layout: Layout, model: str, brought: Brought, *, overlaps: bool = False
+) -> tuple[str, ...]:
+    """Marks that may not stay zero: the manifest's, and all that the layout can have (``overlaps``: with
+    several steps in flight). A stop token is sure to come only where all tokens can be named.
     """
     pads = brought.engine is not None or profile_of(model).profile.for_layout(layout).pad_lone_rows
-    possible = possible_marks(layout, pads=pads)
+    possible = possible_marks(layout, pads=pads, overlaps=overlaps)
     may_not_stop = brought.engine is not None or has_real_vocabulary(model)
     wanted = [mark for mark in possible if mark != "stopped" or not may_not_stop]
     absent = brought.capabilities.absent_marks
@@ -277,11 +293,14 @@ def pinned_splits(family: str, row: str = "tiny") -> list[Split]:
 
 
 def across_stages(case: Case, split: Split) -> Case:
-    """The case on a chain whose pools differ in size; which stage has the smallest pool depends on the case.
+    """The case on a chain whose pools differ in size; which stage has the smallest pool depends on the case,
+    and whether as many steps are in flight as there are stages.
 
     Different pools mean different cells, so different row orders and calls, in every stage.
     """
     count = len(split.stages)
+    depth = 1 if len(case.sessions) % 3 == 1 else count
+    case = replace(case, steps_in_flight=depth)
     if case.layout is not Layout.UNIFIED:
         return replace(case, split=split.name)
     tightest = (len(case.sessions) + case.num_sequences) % count
@@ -332,7 +351,7 @@ def crowd_case(family: str, split: Split, number: int, *, sessions: int = 18) ->
         faults=tuple(faults),
         kv_type="f32" if number % 3 == 2 else "f16",
     )
-    return across_stages(case, split)
+    return replace(across_stages(case, split), steps_in_flight=len(split.stages) if number else 1)
 
 
 def brim_case(family: str, split: Split) -> Case:
@@ -389,6 +408,7 @@ def run_split_suite(
         min_sessions=min_sessions,
         seed_value=seed_value,
         tier=tier,
+        marks=required_marks(family, layout, f"{family}:{split.row}", OURS, overlaps=True),
         run=run_across,
         failures=failures,
     )

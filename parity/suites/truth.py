@@ -94,6 +94,11 @@ class Distance:
         return Verdict.FAIL if self.beyond else Verdict.PASS
 
     @property
+    def right(self) -> str:
+        """The verdict as a table says it."""
+        return {Verdict.PASS: "yes", Verdict.FAIL: "no", Verdict.UNKNOWN: "not claimed"}[self.verdict]
+
+    @property
     def text(self) -> str:
         """One line for a report."""
         bound = "" if self.worst_of_bound is None else f", at most {self.worst_of_bound:.2f} of its bound"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from parity.records import Case, Session
 from parity.run.runner import Replay, replay
 from scheduler.limits import Layout
@@ -21,7 +23,7 @@ def session(
     at: int = 0,
     first_token: int = 1000,
     hidden: int | None = None,
-    **fields,
+    **fields: Any,
 ) -> Session:
     """A session of ``prompt_tokens`` and at most ``outputs``; ``hidden``
     outputs are realised if it is given.
@@ -38,7 +40,7 @@ def session(
     )
 
 
-def workload(*sessions: Session, policy: str = "fcfs", options: dict | None = None, **fields) -> Case:
+def workload(*sessions: Session, policy: str = "fcfs", options: dict | None = None, **fields: Any) -> Case:
     """A case with counted cells, no prefix cache and generous limits unless ``fields`` say otherwise."""
     fields = {
         "layout": Layout.STOCK,
@@ -60,7 +62,7 @@ def workload(*sessions: Session, policy: str = "fcfs", options: dict | None = No
     )
 
 
-def play(*sessions: Session, policy: str = "fcfs", options: dict | None = None, **fields) -> Replay:
+def play(*sessions: Session, policy: str = "fcfs", options: dict | None = None, **fields: Any) -> Replay:
     """Replay a workload. Raises ``WorkloadFailed`` for a run with problems."""
     played = replay(workload(*sessions, policy=policy, options=options, **fields))
     if played.run.problems:

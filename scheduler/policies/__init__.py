@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -32,7 +33,12 @@ TYPE_WORDS = {
 
 def policy_names() -> list[str]:
     """Names of all policies, sorted; a policy lives in the module of its name."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return list(_modules())
+
+
+@functools.cache
+def _modules() -> tuple[str, ...]:
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
 def make_policy(name: str, **options: object) -> Policy:

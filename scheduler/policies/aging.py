@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from scheduler.policies.static_priority import StaticPriority
 from scheduler.policy.state import SchedulerState
@@ -29,7 +30,7 @@ class Aging(StaticPriority):
         source="M5.2 0x09A, age-adjusted priority",
     )
 
-    def __init__(self, *, quantum_ms: float = 100.0, **seams) -> None:
+    def __init__(self, *, quantum_ms: float = 100.0, **seams: Any) -> None:
         super().__init__(**seams)
         if not quantum_ms > 0:
             raise ValueError(f"aging quantum of {quantum_ms} ms: must be positive")

@@ -85,7 +85,7 @@ class FastserveMlfq(Policy):
         levels: int = 6,
         promote_after_ms: float = 300.0,
         max_batch: int | None = None,
-        **seams,
+        **seams: Any,
     ) -> None:
         super().__init__(**seams)
         if (
@@ -148,7 +148,7 @@ class FastserveMlfq(Policy):
             return (0, 1, job.stamp)
         return (job.level, 0, job.stamp)
 
-    def plan_iteration(self, state: SchedulerState):
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
         plan = PlanBuilder(state, self)
         if self.max_batch is not None:
             plan.seqs_left = min(plan.seqs_left, self.max_batch)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from scheduler.policy.base import PlanBuilder, Policy
 from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.policy.state import SchedulerState
-from scheduler.records import PolicyIdentity, SessionView
+from scheduler.records import IterationPlan, PolicyIdentity, SessionView
 
 
 class FixedBatch(Policy):
@@ -35,7 +37,7 @@ class FixedBatch(Policy):
         source="M5.2 0x02, static batching",
     )
 
-    def plan_iteration(self, state: SchedulerState):
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
         plan = PlanBuilder(state, self)
         views = state.views
         self.fill(plan, self._in_order(state, state.running))
@@ -44,5 +46,5 @@ class FixedBatch(Policy):
             self.fill(plan, (views[request_id] for request_id in state.waiting))
         return plan.build()
 
-    def _in_order(self, state: SchedulerState, request_ids) -> list[SessionView]:
+    def _in_order(self, state: SchedulerState, request_ids: Iterable[str]) -> list[SessionView]:
         return sorted((state.views[r] for r in request_ids), key=lambda view: self.order_key(state, view))

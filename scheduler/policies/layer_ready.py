@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from scheduler.policy.base import Policy
 from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, READINESS, TOKENS, Contract
-from scheduler.policy.plan import NOT_READY
+from scheduler.policy.plan import NOT_READY, PlanBuilder
 from scheduler.policy.state import SchedulerState
 from scheduler.records import PolicyIdentity, SessionView
 
@@ -63,7 +64,7 @@ class LayerReady(Policy):
     )
 
     def __init__(
-        self, *, facts: Mapping[str, Sequence] | None = None, layer_ms: float = 1.0, **seams
+        self, *, facts: Mapping[str, Sequence] | None = None, layer_ms: float = 1.0, **seams: Any
     ) -> None:
         super().__init__(**seams)
         self.layer_ms = layer_ms
@@ -83,7 +84,7 @@ class LayerReady(Policy):
     def can_run(self, state: SchedulerState, view: SessionView) -> bool:
         return view.ready and self.are_layers_ready(state, view)
 
-    def fill(self, plan, views) -> None:
+    def fill(self, plan: PlanBuilder, views: Iterable[SessionView]) -> None:
         for view in views:
             if self.are_layers_ready(plan.state, view):
                 super().fill(plan, (view,))

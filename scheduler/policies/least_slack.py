@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from scheduler.policy.base import PlanBuilder, Policy
 from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.policy.cost import ExclusiveCost, slack_ms
 from scheduler.policy.state import SchedulerState
-from scheduler.records import PolicyIdentity, SessionState, SessionView
+from scheduler.records import IterationPlan, PolicyIdentity, SessionState, SessionView
 
 
 class LeastSlack(Policy):
@@ -39,7 +41,7 @@ class LeastSlack(Policy):
         source="M5.2 0x07",
     )
 
-    def __init__(self, *, tick_ms: float = 10.0, tokens_per_tick: int = 2048, **seams) -> None:
+    def __init__(self, *, tick_ms: float = 10.0, tokens_per_tick: int = 2048, **seams: Any) -> None:
         super().__init__(**seams)
         self.cost = ExclusiveCost(tick_ms, tokens_per_tick)
 
@@ -52,7 +54,7 @@ class LeastSlack(Policy):
             view.request_id,
         )
 
-    def plan_iteration(self, state: SchedulerState):
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
         plan = PlanBuilder(state, self)
         self.fill(plan, sorted(state.views.values(), key=lambda view: self.order_key(state, view)))
         return plan.build()

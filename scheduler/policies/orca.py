@@ -8,7 +8,7 @@ from scheduler.policy.base import PlanBuilder, Policy
 from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.policy.overload import QUEUE, Overload
 from scheduler.policy.state import SchedulerState
-from scheduler.records import PolicyIdentity, Refusal, Request, SessionState, SessionView
+from scheduler.records import IterationPlan, PolicyIdentity, Refusal, Request, SessionState, SessionView
 
 
 class Orca(Policy):
@@ -67,7 +67,7 @@ class Orca(Policy):
     def future_rows(self, state: SchedulerState, view: SessionView) -> int:
         return view.future_rows
 
-    def plan_iteration(self, state: SchedulerState):
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
         plan = PlanBuilder(state, self)
         slots = state.memory.total_rows() if self.slots is None else self.slots
         selected = (*state.running, *state.suspended)

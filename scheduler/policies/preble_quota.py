@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from scheduler.policy.base import Policy
-from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.contract import CELLS, FORECAST, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.policy.state import SchedulerState
 from scheduler.records import PolicyIdentity, SessionView
 
@@ -28,7 +28,7 @@ class PrebleQuota(Policy):
         protected_identity="cache-hit group",
         visible_state=("cached prompt tokens of waiting requests", "picks left in the cycle"),
         decision="whose request enters next",
-        unknown_future=HIDDEN_LENGTH + ": the declared maximum is reserved",
+        unknown_future=f"{HIDDEN_LENGTH}: {FORECAST}",
         objective="use what is cached without suppressing what is not",
         metric="picks by group",
         denominator="picks of one cycle",
@@ -44,7 +44,7 @@ class PrebleQuota(Policy):
         source="Preble, local policy; M5.2 0x09A",
     )
 
-    def __init__(self, *, quotas: tuple[int, ...] = (2, 1), **seams) -> None:
+    def __init__(self, *, quotas: tuple[int, ...] = (2, 1), **seams: Any) -> None:
         super().__init__(**seams)
         self.quotas = tuple(quotas)
         if not self.quotas or min(self.quotas) < 1:

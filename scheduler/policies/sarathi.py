@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from scheduler.policy.base import PlanBuilder, Policy
-from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.contract import CELLS, FORECAST, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.policy.state import SchedulerState
-from scheduler.records import Phase, PolicyIdentity, SessionState, SessionView
+from scheduler.records import IterationPlan, Phase, PolicyIdentity, SessionState, SessionView
 
 
 class Sarathi(Policy):
@@ -20,7 +22,7 @@ class Sarathi(Policy):
         protected_identity="none: the shape of the batch is the object",
         visible_state=("counts of each session", "chunk size", "token and sequence budgets"),
         decision="the anchor chunk, then which decodes fill the rest",
-        unknown_future=HIDDEN_LENGTH + ": the declared maximum is reserved",
+        unknown_future=f"{HIDDEN_LENGTH}: {FORECAST}",
         objective="every chunk carries decodes, every decode rides with a chunk while prompts last",
         metric="piggybacked decodes",
         denominator="ready decodes of the steps that had a chunk",
@@ -36,7 +38,7 @@ class Sarathi(Policy):
         source="SARATHI; M5.2 0x09",
     )
 
-    def __init__(self, *, chunk_tokens: int = 256, **seams) -> None:
+    def __init__(self, *, chunk_tokens: int = 256, **seams: Any) -> None:
         super().__init__(**seams)
         if chunk_tokens < 1:
             raise ValueError(f"chunk of {chunk_tokens} tokens: must be at least 1")
@@ -50,7 +52,7 @@ class Sarathi(Policy):
     def chunk_tokens(self, state: SchedulerState, view: SessionView, available: int) -> int:
         return min(available, self.chunk)
 
-    def plan_iteration(self, state: SchedulerState):
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
         plan = PlanBuilder(state, self)
         running = sorted((state.views[r] for r in state.running), key=lambda view: view.index)
         partial = [view for view in running if view.phase is not Phase.DECODE and view.ready]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from scheduler.policy.base import PlanBuilder, Policy
-from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.contract import CELLS, FORECAST, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.policy.state import SchedulerState
-from scheduler.records import Phase, PolicyIdentity
+from scheduler.records import IterationPlan, Phase, PolicyIdentity
 
 
 class SarathiServe(Policy):
@@ -21,7 +23,7 @@ class SarathiServe(Policy):
         protected_identity="ongoing decodes",
         visible_state=("counts of each session", "tau", "available rows and sequences"),
         decision="decodes, then the partial prefill, then admissions",
-        unknown_future=HIDDEN_LENGTH + ": the declared maximum is reserved",
+        unknown_future=f"{HIDDEN_LENGTH}: {FORECAST}",
         objective="no decode waits behind a prefill",
         metric="steps in which a ready decode was left out while a prefill ran",
         denominator="steps with a ready decode",
@@ -33,13 +35,13 @@ class SarathiServe(Policy):
         source="Sarathi-Serve, Algorithm 3; M5.2 0x09",
     )
 
-    def __init__(self, *, tau: int | None = None, **seams) -> None:
+    def __init__(self, *, tau: int | None = None, **seams: Any) -> None:
         super().__init__(**seams)
         if tau is not None and tau < 1:
             raise ValueError(f"token budget tau of {tau}: must be at least 1")
         self.tau = tau
 
-    def plan_iteration(self, state: SchedulerState):
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
         plan = PlanBuilder(state, self)
         if self.tau is not None:
             plan.tokens_left = min(plan.tokens_left, self.tau)

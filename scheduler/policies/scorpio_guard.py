@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from scheduler.policy.base import PlanBuilder, Policy
-from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.contract import CELLS, FORECAST, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.policy.cost import ExclusiveCost, deadline_ms, why_infeasible
 from scheduler.policy.state import SchedulerState
 from scheduler.records import IterationPlan, Phase, PolicyIdentity, SessionState, SessionView
@@ -31,7 +31,7 @@ class ScorpioGuard(Policy):
         protected_identity="deadline of a request",
         visible_state=("arrival", "declared TTFT and TBT", "uncomputed rows", "cost model", "credits"),
         decision="who is rejected, who enters, which decodes are due",
-        unknown_future=HIDDEN_LENGTH + ": the declared maximum is reserved",
+        unknown_future=f"{HIDDEN_LENGTH}: {FORECAST}",
         objective="requests that meet both objectives",
         metric="requests that met every declared objective",
         denominator="offered requests",
@@ -54,7 +54,7 @@ class ScorpioGuard(Policy):
         tokens_per_tick: int = 2048,
         base_ms: float = 0.0,
         ms_per_session: float = 0.0,
-        **seams,
+        **seams: Any,
     ) -> None:
         super().__init__(**seams)
         self.cost = ExclusiveCost(tick_ms, tokens_per_tick)
@@ -109,7 +109,7 @@ class ScorpioGuard(Policy):
         size = sum(share(v, min(limits)) for v in batch)
         return self.base_ms + self.ms_per_session * float(size) <= min(limits)
 
-    def plan_iteration(self, state: SchedulerState):
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
         plan = PlanBuilder(state, self)
         tightest = self._tightest(state)
         for view in sorted(

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from scheduler.policy.base import PlanBuilder, Policy
-from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
+from scheduler.policy.contract import CELLS, FORECAST, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.policy.state import SchedulerState
 from scheduler.records import IntentKind, IterationPlan, Phase, PolicyIdentity, SessionState, SessionView
 
@@ -116,7 +116,7 @@ class SglangAdder(Policy):
         protected_identity="head of the queue: it leads a batch after a bounded number of deferrals",
         visible_state=("cached tokens", "carried rows of chunks", "age and deferred passes of cold requests"),
         decision="who joins the prefill batch",
-        unknown_future=HIDDEN_LENGTH + ": the declared maximum is reserved",
+        unknown_future=f"{HIDDEN_LENGTH}: {FORECAST}",
         objective="a cold prompt does not join a batch of cache hits",
         metric="tokens, cached tokens and buffer bytes of a prefill batch",
         denominator="prefill batches",
@@ -150,7 +150,7 @@ class SglangAdder(Policy):
         max_buffer_bytes: int | None = None,
         buffer_bytes_per_token: int = 1,
         page_tokens: int = 16,
-        **seams,
+        **seams: Any,
     ) -> None:
         super().__init__(**seams)
         if min(max_skips, max_passes) < 0 or not max_age_ms >= 0 or warm_tokens < 1:
@@ -214,7 +214,7 @@ class SglangAdder(Policy):
             else available
         )
 
-    def plan_iteration(self, state: SchedulerState):
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
         plan, batch = PlanBuilder(state, self), _Batch()
         running = sorted((state.views[r] for r in state.running), key=lambda view: view.index)
         self._continue_chunks(plan, batch, [v for v in running if v.phase is not Phase.DECODE])

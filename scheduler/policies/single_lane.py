@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from scheduler.policy.base import PlanBuilder, Policy
 from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, TOKENS, Contract
 from scheduler.policy.state import SchedulerState
-from scheduler.records import PolicyIdentity
+from scheduler.records import IterationPlan, PolicyIdentity, SessionView
 
 
 class SingleLane(Policy):
@@ -29,7 +31,7 @@ class SingleLane(Policy):
         source="the design issue's cutover gate",
     )
 
-    def plan_iteration(self, state: SchedulerState):
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
         plan = PlanBuilder(state, self)
         views = state.views
         if state.running:
@@ -40,7 +42,7 @@ class SingleLane(Policy):
             self.fill(plan, plan.while_open(self.waiting_order(state)))
         return plan.build()
 
-    def fill(self, plan: PlanBuilder, views) -> None:
+    def fill(self, plan: PlanBuilder, views: Iterable[SessionView]) -> None:
         for view in views:
             super().fill(plan, (view,))
             if plan.entered:

@@ -5,9 +5,9 @@ step, and aging's counterexample.
 from __future__ import annotations
 
 from scheduler.policy.base import PlanBuilder, Policy
-from scheduler.policy.contract import CELLS, HIDDEN_LENGTH, READINESS, TOKENS, Contract
+from scheduler.policy.contract import CELLS, FORECAST, HIDDEN_LENGTH, READINESS, TOKENS, Contract
 from scheduler.policy.state import SchedulerState
-from scheduler.records import Phase, PolicyIdentity, SessionState, SessionView
+from scheduler.records import IterationPlan, Phase, PolicyIdentity, SessionState, SessionView
 
 
 class StaticPriority(Policy):
@@ -21,7 +21,7 @@ class StaticPriority(Policy):
         protected_identity="priority class",
         visible_state=("phase", "declared priority", "arrival", "readiness"),
         decision="who runs which interval, in key order",
-        unknown_future=HIDDEN_LENGTH + ": the declared maximum is reserved",
+        unknown_future=f"{HIDDEN_LENGTH}: {FORECAST}",
         objective="a favoured session is never behind a less favoured one of its phase",
         metric="order of the plan's chunks",
         denominator="chunks of the plan",
@@ -48,7 +48,7 @@ class StaticPriority(Policy):
         """The priority that counts now; lower numbers first."""
         return view.request.priority
 
-    def plan_iteration(self, state: SchedulerState):
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
         plan = PlanBuilder(state, self)
         self.fill(plan, sorted(state.views.values(), key=lambda view: self.order_key(state, view)))
         return plan.build()

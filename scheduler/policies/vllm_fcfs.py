@@ -132,7 +132,7 @@ class VllmFcfs(Policy):
             return min(available, self.long_prefill_threshold)
         return available
 
-    def plan_iteration(self, state: SchedulerState):
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
         plan = PlanBuilder(state, self)
         memory = state.memory
         self.fill(

@@ -42,7 +42,7 @@ class Counters:
         elif active:
             floor = min(active)
         else:
-            floor = self.counters.get(self.last_left, 0)
+            floor = 0 if self.last_left is None else self.counters.get(self.last_left, 0)
         counter = max(self.counters.get(client, 0), floor)
         return replace(
             self,
@@ -108,7 +108,7 @@ class Vtc(Policy):
         source="VTC, Algorithm 2 and Theorem 4.4; M5.2 0x09A",
     )
 
-    def __init__(self, *, input_weight: int = 1, output_weight: int = 2, **seams) -> None:
+    def __init__(self, *, input_weight: int = 1, output_weight: int = 2, **seams: Any) -> None:
         super().__init__(**seams)
         if input_weight < 0 or output_weight < 0:
             raise ValueError(f"service weights {input_weight} and {output_weight}: must not be negative")

@@ -42,3 +42,5 @@ CELLS = "cells, ids and eviction: the memory"
 TOKENS = "tokens and time of a step: the engine"
 READINESS = "readiness: whoever calls set_ready"
 HIDDEN_LENGTH = "the realised output length"
+# What every policy with a reservation does about it; a smaller one than the default may be wrong.
+FORECAST = "the reservation's forecast is kept free, by default the declared maximum"

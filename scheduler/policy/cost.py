@@ -44,7 +44,9 @@ def deadline_ms(view: SessionView) -> float:
         limit = request.slo.ttft_ms
         return float("inf") if limit is None else request.arrival_ms + limit
     limit = request.slo.tbt_ms
-    return float("inf") if limit is None else view.last_emitted_ms + limit
+    if limit is None or view.last_emitted_ms is None:
+        return float("inf")
+    return view.last_emitted_ms + limit
 
 
 def headroom_ms(view: SessionView, now_ms: float) -> float:

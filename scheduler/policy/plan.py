@@ -13,6 +13,7 @@ from scheduler.records import (
     PlannedChunk,
     PolicyIdentity,
     QueueIntent,
+    ReservationEstimate,
     SessionState,
     SessionView,
 )
@@ -48,7 +49,7 @@ class PlanBuilder:
     def __init__(self, state: SchedulerState, policy: Seams) -> None:
         self.state, self.policy = state, policy
         self.tokens_left = state.max_num_batched_tokens
-        self.seqs_left = state.max_num_seqs
+        self.seqs_left = state.step_seqs
         self.sequences_left: int | None = None  # asked only when somebody wants to enter
         self.rows_left = 0
         self.closed = False  # nobody enters any more
@@ -88,8 +89,16 @@ class PlanBuilder:
         prefix = view.request.prompt[:cached]  # sessions that enter together pin what they share once
         pinned = memory.pinned_rows(view) if cached and prefix not in self._pinned else 0
         sequences = memory.sequences_for(view) if cached and memory.shares else 1
-        spare = self.policy.watermark_rows() if state.running or self.entered else 0
-        if self.sequences_left < sequences or max(need, 1) > self.rows_left - pinned - spare:
+        total = memory.total_rows()
+        estimate = ReservationEstimate(
+            request_id=view.request_id,
+            generation=view.request.generation,
+            rows=max(need, 1),
+            reserved_rows=total - self.rows_left + pinned,
+            hard_rows=total,
+            watermark_rows=self.policy.watermark_rows() if state.running or self.entered else 0,
+        )
+        if self.sequences_left < sequences or not estimate.fits:
             return False
         places = memory.places(view) if memory.shares else ()
         if cached and not self._has_room(places, need):
@@ -102,7 +111,7 @@ class PlanBuilder:
         self.entered.append(view)
         self._pinned[prefix] = None
         kind = IntentKind.RESUME if view.state is SessionState.SUSPENDED else IntentKind.ADMIT
-        self._intents.append(QueueIntent(kind, view.request_id, view.request.generation))
+        self._intents.append(QueueIntent(kind, view.request_id, view.request.generation, estimate=estimate))
         return True
 
     def _has_room(self, places: Sequence[Place], rows: int) -> bool:
@@ -179,7 +188,7 @@ class PlanBuilder:
         chunks = tuple(chunk for _, chunk in self._chunks)
         ledger = BudgetLedger(
             state.max_num_batched_tokens,
-            state.max_num_seqs,
+            state.step_seqs,
             state.max_num_batched_tokens - self.tokens_left,
             len(chunks),
         )
@@ -204,6 +213,9 @@ class _Alone:
         return view.future_rows
 
     def reserved_rows(self, state: SchedulerState, plan: PlanBuilder) -> int:
+        return 0
+
+    def watermark_rows(self) -> int:
         return 0
 
     def chunk_tokens(self, state: SchedulerState, view: SessionView, available: int) -> int:

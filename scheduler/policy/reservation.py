@@ -9,7 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from scheduler.records import SessionView
+from scheduler.records import (
+    Allocation,
+    AllocationRequest,
+    AllocationResult,
+    ReservationEstimate,
+    SessionView,
+)
 
 KINDS = ("maximum", "point", "quantile", "watermark")
 
@@ -65,58 +71,6 @@ class Reservation:
 MAXIMUM = Reservation()
 
 
-# -- estimate, request, result: three records with three writers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReservationEstimate:
-    """Written by the policy: ``rows`` that a session may still append, beside ``reserved_rows`` of others,
-    under a hard ceiling and a watermark below it. It allocates nothing.
-    """
-
-    request_id: str
-    generation: int
-    kind: str
-    rows: int
-    reserved_rows: int
-    hard_rows: int
-    watermark_rows: int
-
-    @property
-    def soft_rows(self) -> int:
-        """``C_hard - W`` (M5.2, F28)."""
-        return self.hard_rows - self.watermark_rows
-
-    @property
-    def fits(self) -> bool:
-        """``R + A <= C_soft`` (F29)."""
-        return self.reserved_rows + self.rows <= self.soft_rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocationRequest:
-    """Written by the policy for the memory: rows wished for one session, in one epoch of the pool."""
-
-    request_id: str
-    generation: int
-    epoch: int
-    rows: int
-
-
-class Allocation(Enum):
-    """What the memory says: the rows are there, not now, or never in this pool."""
-
-    GRANTED, UNAVAILABLE, FAILED = "granted", "unavailable", "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class AllocationResult:
-    """A fact about one request of one epoch, from what the memory has and never from the estimate."""
-
-    request: AllocationRequest
-    allocation: Allocation
-
-
 def answer_allocation(
     request: AllocationRequest, *, available_rows: int, total_rows: int
 ) -> AllocationResult:
@@ -147,7 +101,6 @@ def estimate_reservation(
     return ReservationEstimate(
         request_id=view.request_id,
         generation=view.request.generation,
-        kind=reservation.kind,
         rows=rows,
         reserved_rows=reserved_rows,
         hard_rows=hard_rows,

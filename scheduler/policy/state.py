@@ -29,3 +29,9 @@ class SchedulerState:
     max_chunk_tokens: int
     service: Mapping[str, int]
     policy_memory: Any = None
+    seqs_per_step: int | None = None  # None: max_num_seqs; less when several steps are in flight
+
+    @property
+    def step_seqs(self) -> int:
+        """Sessions that this step may run."""
+        return self.max_num_seqs if self.seqs_per_step is None else self.seqs_per_step

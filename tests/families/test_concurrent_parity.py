@@ -5,9 +5,13 @@ Marks that every suite must hit are the manifest's; a suite that exercised nothi
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from parity.cases.strategies import landmark
+from parity.gate.plan import GateJob
+from parity.gate.result import CheckKind
 from parity.models.families import load_family
 from parity.plugin import family_params
 from parity.records import Tier, Verdict
@@ -16,26 +20,32 @@ from parity.run.explain import explain_outcome
 from parity.run.under_test import Brought
 from parity.suites.suite import run_suite
 from scheduler.limits import Layout
+from tests.families.gate_jobs import gate_params
 
 
-@pytest.mark.parametrize("family", family_params())
-@pytest.mark.parametrize("layout", [Layout.UNIFIED, Layout.STREAMS], ids=lambda layout: layout.value)
-def test_concurrent_parity(family: str, layout: Layout, brought: Brought, tmp_path) -> None:
+@pytest.mark.parametrize("job", gate_params(CheckKind.SUITE, Layout.UNIFIED, Layout.STREAMS))
+def test_concurrent_parity(job: GateJob, brought: Brought, tmp_path: Path) -> None:
     result = run_suite(
-        family, layout, tier=brought.tier, min_sessions=200, brought=brought, failures=tmp_path
+        job.family,
+        job.layout,
+        model=job.model,
+        tier=brought.tier,
+        min_sessions=job.sessions,
+        brought=brought,
+        failures=tmp_path,
     )
 
     assert result.verdict is Verdict.PASS, f"{result.reason}\n{result.explanation}"
-    assert result.sessions >= 200
+    assert result.sessions >= job.sessions == 200
     assert result.byte_identical == result.sessions
     assert result.bit_identical == result.sessions or brought.tier is Tier.BYTES
-    assert all(result.marks[mark.value] for mark in load_family(family).marks)
+    assert all(result.marks[mark.value] for mark in load_family(job.family).marks)
 
 
-@pytest.mark.parametrize("family", family_params())
-def test_stock_layout_of_llama_cpp_differs_only_by_noise(family: str, tmp_path) -> None:
+@pytest.mark.parametrize("job", gate_params(CheckKind.SUITE, Layout.STOCK))
+def test_stock_layout_of_llama_cpp_differs_only_by_noise(job: GateJob, tmp_path: Path) -> None:
     """Measured, not gated: what people run today moves the logits, and only by what rounding explains."""
-    result = run_suite(family, Layout.STOCK, min_sessions=100, failures=tmp_path)
+    result = run_suite(job.family, job.layout, model=job.model, min_sessions=job.sessions, failures=tmp_path)
 
     assert result.verdict is Verdict.PASS, f"{result.reason}\n{result.explanation}"
     assert result.bit_identical < result.sessions, (
@@ -57,7 +67,7 @@ def test_thread_count_of_the_concurrent_run_does_not_change_bits(family: str) ->
 @pytest.mark.quantised
 @pytest.mark.parametrize("quantisation", ["q8_0", "q4_0", "q4_k_m"])
 @pytest.mark.parametrize("family", family_params())
-def test_concurrent_parity_of_quantised_models(family: str, quantisation: str, tmp_path) -> None:
+def test_concurrent_parity_of_quantised_models(family: str, quantisation: str, tmp_path: Path) -> None:
     result = run_suite(
         family, Layout.UNIFIED, model=f"{family}:{quantisation}", min_sessions=30, failures=tmp_path
     )

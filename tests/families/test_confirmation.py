@@ -6,6 +6,9 @@ suite leaves ``nightly`` tests out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
 from parity.cases.strategies import landmark
@@ -22,7 +25,7 @@ SESSIONS = 50
 @pytest.mark.nightly
 @pytest.mark.family_llama
 @pytest.mark.parametrize("layout", [Layout.UNIFIED, Layout.STREAMS], ids=lambda layout: layout.value)
-def test_real_text_is_bit_identical(layout: Layout, tmp_path) -> None:
+def test_real_text_is_bit_identical(layout: Layout, tmp_path: Path) -> None:
     result = run_suite("llama", layout, model=MODEL, min_sessions=SESSIONS, failures=tmp_path)
 
     assert result.verdict is Verdict.PASS, f"{result.reason}\n{result.explanation}"
@@ -32,7 +35,9 @@ def test_real_text_is_bit_identical(layout: Layout, tmp_path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.family_llama
-def test_stock_placement_of_real_text_diverges_only_by_noise(tmp_path, record_property) -> None:
+def test_stock_placement_of_real_text_diverges_only_by_noise(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """Reported, not hidden: on the machine where this was written 7 of 53 sessions gave other text."""
     result = run_suite("llama", Layout.STOCK, model=MODEL, min_sessions=SESSIONS, failures=tmp_path)
     record_property("bit_identical", f"{result.bit_identical} of {result.sessions}")

@@ -5,15 +5,20 @@ logits where the provenance matches.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
+from parity.gate.plan import GateJob
+from parity.gate.result import CheckKind
 from parity.golden.cases import PLANS, GoldenMode, golden_path, load_prompts
 from parity.golden.extension import GoldenExtension
 from parity.golden.record import MIN_MARGIN, Golden, find_differences
 from parity.golden.run import run_golden
 from parity.plugin import family_params
 from scheduler.limits import Layout
+from tests.families.gate_jobs import gate_params
 
 MODES = [mode.value for mode in GoldenMode]
 
@@ -24,14 +29,14 @@ def load_golden(family: str, mode: str) -> Golden:
 
 
 @pytest.fixture
-def golden(snapshot):
+def golden(snapshot: SnapshotAssertion) -> Any:
     return snapshot.use_extension(GoldenExtension)
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", family_params())
-def test_outputs_are_the_golden_ones(family: str, mode: str, golden) -> None:
-    run = run_golden(family, GoldenMode(mode), load_prompts(family)[GoldenMode(mode)])
+@pytest.mark.parametrize("job", gate_params(CheckKind.GOLDEN))
+def test_outputs_are_the_golden_ones(job: GateJob, mode: str, golden: Any) -> None:
+    run = run_golden(job.family, GoldenMode(mode), load_prompts(job.family)[GoldenMode(mode)])
     assert not run.problems, "\n".join(
         run.problems
     )  # concurrent equals solo, and the mode exercised its marks

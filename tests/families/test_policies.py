@@ -4,6 +4,8 @@ on all nightly; generated cases.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from parity.cases.strategies import landmark
@@ -56,7 +58,7 @@ def test_policy_changes_no_bit_of_a_session(family: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize("family", family_params())
-def test_generated_cases_under_a_spread_of_policies(family: str, tmp_path) -> None:
+def test_generated_cases_under_a_spread_of_policies(family: str, tmp_path: Path) -> None:
     result = run_suite(
         family,
         Layout.UNIFIED,

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -13,8 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from parity.cases.scenarios import SCENARIOS, Scenario
 from parity.cases.strategies import tokens_of
 from parity.mutants import cases
-from parity.mutants.records import Reach
-from parity.mutants.seam import method_plant
+from parity.mutants.mutant import Reach
+from parity.mutants.seam import in_method
 from parity.plugin import family_params
 from parity.records import Case, Fault, FaultKind, Outcome, Session, Verdict
 from parity.run.contained import run_case
@@ -53,21 +54,21 @@ def run_template(
 
 @pytest.mark.parametrize("family", EXACT_FAMILIES)
 @pytest.mark.parametrize("scenario", [s for s in SCENARIOS if s.on_exact], ids=lambda scenario: scenario.name)
-def test_template_is_green_on_the_exact_engine_and_hits_its_marks(scenario: Scenario, family: str):
+def test_template_is_green_on_the_exact_engine_and_hits_its_marks(scenario: Scenario, family: str) -> None:
     marks = run_template(scenario, family, run_exact_case, per_layout=10)
     assert [mark for mark in scenario.marks if not marks[mark]] == []
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_template_is_green_on_llama_cpp(scenario: Scenario, family: str):
+def test_template_is_green_on_llama_cpp(scenario: Scenario, family: str) -> None:
     assert run_template(scenario, family, run_case, per_layout=1).total() > 0
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_template_hits_its_marks_on_llama_cpp(scenario: Scenario, family: str):
+def test_template_hits_its_marks_on_llama_cpp(scenario: Scenario, family: str) -> None:
     marks = run_template(scenario, family, run_case, per_layout=30)
     assert [mark for mark in scenario.marks if not marks[mark]] == []
 
@@ -99,12 +100,12 @@ def chunked_case(family: str, sizes: tuple[int, ...]) -> Case:
     )
 
 
-def scripted(sizes: tuple[int, ...]):
+def scripted(sizes: tuple[int, ...]) -> Any:
     """A plant that gives session 1 chunks of these sizes."""
     stops = [sum(sizes[: i + 1]) for i in range(len(sizes))]
 
-    def make(original, reach):
-        def chunk_tokens(self, state, view, available: int) -> int:
+    def make(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+        def chunk_tokens(self: Policy, state: Any, view: Any, available: int) -> int:
             if view.request_id != "s1" or view.emitted:
                 return original(self, state, view, available)
             reach()
@@ -112,11 +113,11 @@ def scripted(sizes: tuple[int, ...]):
 
         return chunk_tokens
 
-    return method_plant(Policy, "chunk_tokens", make)
+    return in_method(Policy, "chunk_tokens")(make)
 
 
 @pytest.mark.parametrize("family", EXACT_FAMILIES)
-def test_every_chunking_of_a_small_prompt_gives_the_same_answer(family: str):
+def test_every_chunking_of_a_small_prompt_gives_the_same_answer(family: str) -> None:
     count = 0
     for length in range(1, SMALL_PROMPT + 1):
         for sizes in chunkings(length):
@@ -130,7 +131,7 @@ def test_every_chunking_of_a_small_prompt_gives_the_same_answer(family: str):
 
 
 @pytest.mark.parametrize("family", EXACT_FAMILIES)
-def test_every_point_of_preemption_and_of_cancel_gives_the_same_answers(family: str):
+def test_every_point_of_preemption_and_of_cancel_gives_the_same_answers(family: str) -> None:
     base = cases.case_of(
         family,
         (cases.session(1, 5, 4), cases.session(2, 3, 5, arrival_step=1)),
@@ -149,7 +150,7 @@ def test_every_point_of_preemption_and_of_cancel_gives_the_same_answers(family: 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_sample_of_small_cases_gives_the_same_answers_on_llama_cpp(family: str):
+def test_sample_of_small_cases_gives_the_same_answers_on_llama_cpp(family: str) -> None:
     base = cases.case_of(
         family, (cases.session(1, 8, 4), cases.session(2, 3, 5, arrival_step=1)), prefix_cache=False
     )

@@ -8,9 +8,12 @@ test with the engine's message.
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from parity.gate.plan import GateJob
+from parity.gate.result import CheckKind
 from parity.models import resolve_model
 from parity.models.facts import LayerKind, read_facts
 from parity.models.families import Mark, MemoryComponent, load_family
@@ -22,7 +25,8 @@ from parity.run.contained import run_case
 from parity.run.explain import explain_outcome
 from parity.run.profiles import profile_of
 from parity.suites.states import SAVED_AT
-from parity.suites.suite import MIN_SESSIONS, dense_cases, pinned_splits
+from parity.suites.suite import MIN_SESSIONS, dense_cases, pinned_splits, run_split_suite
+from tests.families.gate_jobs import gate_params
 
 
 def split_params() -> list:
@@ -92,8 +96,18 @@ def test_cache_state_restore_of_a_chain_matches_recompute(family: str) -> None:
     assert report["compared"] == 10 * 2
 
 
-@pytest.mark.parametrize("split", split_params())
-def test_concurrent_parity_across_stages(split: Split) -> None:
+@pytest.mark.parametrize("job", gate_params(CheckKind.SPLIT))
+def test_concurrent_parity_across_stages(job: GateJob, tmp_path: Path) -> None:
+    split = next(split for split in pinned_splits(job.family) if split.name == job.split)
+    result = run_split_suite(job.family, split, min_sessions=job.sessions, failures=tmp_path)
+
+    assert result.verdict is Verdict.PASS, f"{result.reason}\n{result.explanation}"
+    assert result.bit_identical == result.byte_identical == result.sessions >= job.sessions
+
+
+@pytest.mark.parametrize("family", family_params())
+def test_dense_cases_across_the_most_stages(family: str) -> None:
+    split = max(pinned_splits(family), key=lambda split: len(split.stages))
     profile, marks, sessions = profile_of(split.family), Counter(), 0
     assert profile.exact, profile.reason
     for case in dense_cases(split.family, split):
@@ -104,4 +118,5 @@ def test_concurrent_parity_across_stages(split: Split) -> None:
         sessions += outcome.sessions
 
     assert sessions >= MIN_SESSIONS
-    assert [mark.value for mark in load_family(split.family).marks if not marks[mark.value]] == []
+    wanted = [*(mark.value for mark in load_family(split.family).marks), "overlapped", "preempted_in_flight"]
+    assert [mark for mark in wanted if not marks[mark]] == []

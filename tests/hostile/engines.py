@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 from pathlib import Path
+from typing import Any
 
 from parity.engines.exact import ExactEngine
 from scheduler.limits import PoolLimits
@@ -16,7 +17,7 @@ HANGS_IN = "TEST_ENGINE_HANGS_IN"  # variable with the folder where a process th
 class HangingEngine(ExactEngine):
     """Never gives a result."""
 
-    def execute(self, plan, batch, now_ms: float) -> IterationResult:
+    def execute(self, plan: Any, batch: Any, now_ms: float) -> IterationResult:
         Path(os.environ[HANGS_IN], str(os.getpid())).touch()
         select.select([], [], [])
         raise AssertionError("unreachable")

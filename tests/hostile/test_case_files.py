@@ -57,7 +57,9 @@ def test_bad_case_is_refused_in_a_line_that_says_where(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("command", [["replay"], ["bisect", "--exact"], ["trace", "--html", "out.html"]])
-def test_commands_exit_with_64(command: list[str], tmp_path: Path, capsys, monkeypatch) -> None:
+def test_commands_exit_with_64(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "case.json").write_text(changed(("family",), "gemma2"))
     with pytest.raises(SystemExit) as end:

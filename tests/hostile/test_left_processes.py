@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -54,7 +55,7 @@ def run_until(
         pytest.fail(f"ended early: {command.communicate()}")
 
 
-def run_until_two_hang(arguments: tuple[str, ...], tmp_path: Path):
+def run_until_two_hang(arguments: tuple[str, ...], tmp_path: Path) -> Any:
     """The command whose two suites each wait for a worker that is in the middle of a call."""
     hangs_in = tmp_path / "hangs"
     hangs_in.mkdir()
@@ -157,25 +158,6 @@ def test_worker_ends_with_its_caller_also_in_the_middle_of_a_call() -> None:
     caller.kill()
 
     assert_all_end(caller, [worker])
-
-
-def test_program_of_somebody_else_ends_with_its_caller() -> None:
-    code = "\n".join(
-        [
-            "import subprocess, sys",
-            "from parity.processes import bound_to_this_process",
-            "sleeper = subprocess.Popen(bound_to_this_process(['sleep', '1000']))",
-            "print(sleeper.pid, flush=True)",
-            "sleeper.wait()",
-        ]
-    )
-    caller = subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
-    sleeper = psutil.Process(int(caller.stdout.readline()))
-    while sleeper.name() != "sleep":
-        assert caller.poll() is None
-    caller.kill()
-
-    assert_all_end(caller, [sleeper])
 
 
 def test_worker_lives_while_its_caller_only_closes_other_files() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -24,7 +25,7 @@ from parity.store import REPOSITORY
 READ = {("regen", "directory"), ("lock", "manifests"), ("fetch", "manifests"), ("peers", "llama_server")}
 
 
-def run_parity(*arguments: str, **options) -> subprocess.CompletedProcess:
+def run_parity(*arguments: str, **options: Any) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "parity.cli", *arguments],
         cwd=REPOSITORY,

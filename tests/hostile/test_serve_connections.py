@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -37,7 +38,7 @@ def served() -> Iterator[ServedModel]:
 
 
 @contextmanager
-def server(served: ServedModel, **bounds) -> Iterator[str]:
+def server(served: ServedModel, **bounds: Any) -> Iterator[str]:
     limits = ConnectionBounds(**{"head_timeout_s": NEVER_S, "write_timeout_s": NEVER_S, **bounds})
     settings = ServerSettings(port=0, connections=limits, drain_timeout_s=5)
     with serving(served, AppSettings(model_name="llama"), settings) as url:
@@ -122,7 +123,7 @@ def test_policy_that_raises_costs_its_requests_and_not_the_server(
 ) -> None:
     begin, calls = Scheduler.begin, []
 
-    def raises_once(self, now_ms: float):
+    def raises_once(self: Any, now_ms: float) -> Any:
         calls.append(now_ms)
         if len(calls) == 1:
             raise ZeroDivisionError("planted")
@@ -161,10 +162,10 @@ def renderer() -> Iterator[Callable[[str], str]]:
         "{{ messages[7].content + 1 }}",
     ],
 )
-def test_template_that_goes_wrong_is_a_refused_request(template: str, renderer) -> None:
+def test_template_that_goes_wrong_is_a_refused_request(template: str, renderer: Callable[[str], str]) -> None:
     with pytest.raises(BadRequest, match="chat template"):
         renderer(template)
 
 
-def test_template_of_a_model_renders_as_it_did(renderer) -> None:
+def test_template_of_a_model_renders_as_it_did(renderer: Callable[[str], str]) -> None:
     assert renderer("{{ messages[0].role }}: {{ messages[0].content }}", "h\u00e9") == "user: h\u00e9"

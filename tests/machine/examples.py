@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -99,7 +100,7 @@ class LeakyEngine(ExactEngine):
 class LeakyCopy:
     """A pool's ``apply`` that changes what it copies."""
 
-    def __init__(self, pool) -> None:
+    def __init__(self, pool: Any) -> None:
         self.pool, self.real = pool, pool.apply
 
     def __call__(self, op: MemoryOp) -> None:

@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 
-from parity.campaign.hunt import MATTERED, Hunt, draw_case, judge_hunted, run_hunt
+from parity.campaign.hunt import Hunt, draw_case, judge_hunted, run_hunt
+from parity.checkers.marks import POLICY_MATTERED
 from parity.errors import UsageError
 from parity.mutants import find_mutant
-from parity.mutants.records import Reach
+from parity.mutants.mutant import Reach
 from parity.records import Outcome, Verdict
 from scheduler.policies import policy_names
 
@@ -46,9 +47,9 @@ def test_the_hunt_finds_a_planted_fault(name: str) -> None:
 def test_a_policy_that_never_decided_otherwise_than_fcfs_makes_the_hunt_red() -> None:
     hunt = Hunt()
     case = draw_case(0, ["orca"])
-    hunt.add(Outcome(case=case, verdict=Verdict.PASS), Counter({MATTERED: 0}))
+    hunt.add(Outcome(case=case, verdict=Verdict.PASS), Counter({POLICY_MATTERED: 0}))
     assert (hunt.missing(), hunt.verdict) == (["orca"], Verdict.FAIL)
-    hunt.add(Outcome(case=case, verdict=Verdict.PASS), Counter({MATTERED: 1}))
+    hunt.add(Outcome(case=case, verdict=Verdict.PASS), Counter({POLICY_MATTERED: 1}))
     assert (hunt.missing(), hunt.verdict) == ([], Verdict.PASS)
     assert Hunt().verdict is Verdict.UNKNOWN
 

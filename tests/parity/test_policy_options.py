@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -35,11 +37,11 @@ from scheduler.policies import make_policy, option_types, policy_names
         ("layer_ready", 'facts={"s0": [["ready", 0]]}', {"s0": [["ready", 0]]}),
     ],
 )
-def test_a_value_is_read_as_the_type_that_the_policy_declares(policy, text, value):
+def test_a_value_is_read_as_the_type_that_the_policy_declares(policy: str, text: str, value: Any) -> None:
     assert parse_policy_options(policy, [text]) == ((text.partition("=")[0], value),)
 
 
-def test_a_mapping_may_come_from_a_file(tmp_path):
+def test_a_mapping_may_come_from_a_file(tmp_path: Path) -> None:
     forecasts = {"kind": "point", "forecasts": {"s0": {"point": 3}}}
     path = tmp_path / "forecast.json"
     path.write_text(json.dumps(forecasts))
@@ -64,7 +66,7 @@ def test_a_mapping_may_come_from_a_file(tmp_path):
         ("fastest", [], "unknown policy 'fastest'"),
     ],
 )
-def test_what_is_no_option_is_refused_in_one_line(policy, texts, said):
+def test_what_is_no_option_is_refused_in_one_line(policy: str, texts: list[str], said: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_policy_options(policy, texts)
     assert said in refused.value.line
@@ -81,13 +83,15 @@ def test_what_is_no_option_is_refused_in_one_line(policy, texts, said):
         ("fcfs", {"overload": 3}, "option overload: 3 is neither a kind of overload nor a mapping"),
     ],
 )
-def test_a_policy_takes_only_values_of_its_options_types(policy, options, said):
+def test_a_policy_takes_only_values_of_its_options_types(
+    policy: str, options: dict[str, int | list[bool | int]], said: str
+) -> None:
     with pytest.raises(ValueError, match=said):
         make_policy(policy, **options)
 
 
 @pytest.mark.parametrize("policy", policy_names())
-def test_every_option_of_every_policy_is_drawn_and_makes_the_policy(policy):
+def test_every_option_of_every_policy_is_drawn_and_makes_the_policy(policy: str) -> None:
     """Facts about other subsystems and a profile's times have no value of their own to draw."""
     foreign = {"facts", "tick_ms", "tokens_per_tick", "max_buffer_bytes", "buffer_bytes_per_token"}
     foreign |= {"max_skips", "max_passes", "max_age_ms"}
@@ -102,7 +106,7 @@ def test_every_option_of_every_policy_is_drawn_and_makes_the_policy(policy):
 
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(st.data(), st.sampled_from([name for name in policy_names() if name != "fcfs"]))
-def test_cases_for_a_policy_vary_what_it_looks_at_and_survive_a_file(data, policy):
+def test_cases_for_a_policy_vary_what_it_looks_at_and_survive_a_file(data: Any, policy: str) -> None:
     case = data.draw(cases("llama", Layout.STOCK, policy=policy))
     make_policy(policy, **dict(case.policy_options))
     assert Case.from_json(case.to_json()) == case
@@ -110,7 +114,7 @@ def test_cases_for_a_policy_vary_what_it_looks_at_and_survive_a_file(data, polic
         assert case.max_num_seqs <= case.max_num_batched_tokens
 
 
-def test_cases_for_a_policy_have_several_clients_priorities_and_objectives():
+def test_cases_for_a_policy_have_several_clients_priorities_and_objectives() -> None:
     seen: dict[str, set] = {"clients": set(), "priorities": set(), "objectives": set(), "options": set()}
 
     @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -128,7 +132,7 @@ def test_cases_for_a_policy_have_several_clients_priorities_and_objectives():
     assert seen["options"] == {"input_weight", "output_weight", "reservation", "overload"}
 
 
-def test_fixed_options_are_kept_in_every_case():
+def test_fixed_options_are_kept_in_every_case() -> None:
     @settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(cases("llama", Layout.STOCK, policy="orca", policy_options=(("slots", 5000),)))
     def look(case: Case) -> None:

@@ -23,27 +23,27 @@ def load(path: Path) -> Case:
     return Case.from_json(path.read_text(), where=str(path))
 
 
-def test_there_are_regression_cases():
+def test_there_are_regression_cases() -> None:
     assert len(FILES) >= 10 and NAMED
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_regression_case_is_green_on_llama_cpp(path: Path):
+def test_regression_case_is_green_on_llama_cpp(path: Path) -> None:
     outcome = run_case(load(path))
     assert outcome.verdict is Verdict.PASS, (outcome.reason, outcome.problems, outcome.divergences)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_regression_case_is_green_on_the_exact_engine(path: Path):
+def test_regression_case_is_green_on_the_exact_engine(path: Path) -> None:
     outcome = run_exact_case(load(path))
     assert outcome.verdict is Verdict.PASS, (outcome.reason, outcome.problems, outcome.divergences)
 
 
 @pytest.mark.parametrize("path", NAMED, ids=lambda path: path.stem)
-def test_regression_case_is_red_where_its_fault_is_put_back(path: Path):
+def test_regression_case_is_red_where_its_fault_is_put_back(path: Path) -> None:
     assert Rerun(exact=True, mutant=path.stem)(load(path)).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_regression_file_is_written_as_campaigns_write_it(path: Path):
+def test_regression_file_is_written_as_campaigns_write_it(path: Path) -> None:
     assert load(path).to_json() == path.read_text()

@@ -50,6 +50,7 @@ class Serving:
         stops: dict[str, tuple[int, int]] | None = None,
         options: dict[str, Any] | None = None,
         max_call_rows: int = 63,
+        cell_bytes: int = 0,
         **steps: Any,
     ) -> None:
         whole = recurrent or layout is Layout.STREAMS
@@ -60,6 +61,7 @@ class Serving:
                 num_sequences=ids,
                 recurrent=recurrent,
                 max_call_rows=max_call_rows,
+                cell_bytes=cell_bytes,
                 sharing=Sharing.WHOLE_STATE if whole else Sharing.POSITIONAL,
             )
             for _ in range(stages)
@@ -99,10 +101,10 @@ class Serving:
         self.now_ms += 10.0
         self.collect()
 
-    def launch(self):
+    def launch(self) -> Any:
         return self.scheduler.begin(self.now_ms)
 
-    def commit(self, flight) -> StepRecord:
+    def commit(self, flight: Any) -> StepRecord:
         result = self.engine.execute(flight.plan, flight.batch, self.now_ms) if flight.plan.chunks else None
         record = self.scheduler.finish(result, self.now_ms)
         self._note(record)
@@ -125,7 +127,7 @@ class Serving:
         assert [pool.num_used() for pool in self.engine.pools] == [0] * len(self.engine.pools)
         return self.ends
 
-    def view(self, name: str):
+    def view(self, name: str) -> Any:
         return self.scheduler.table.views[name]
 
     def solo(self, name: str) -> tuple[int, ...]:

@@ -4,6 +4,8 @@ victims, and engines that break off.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from parity.engines.exact import ExactEngine
@@ -19,7 +21,7 @@ def cancelled(serving: Serving, name: str, tokens: int) -> None:
     assert end.tokens == serving.solo(name)[:tokens]
 
 
-def busy(**fields) -> Serving:
+def busy(**fields: Any) -> Serving:
     """``w`` waits behind three that run: ``d`` decodes, ``p`` prefills in chunks, ``s`` is suspended."""
     serving = Serving(cells=60, max_num_seqs=3, max_chunk_tokens=3, prefix_cache=False, **fields)
     serving.submit(request("d", 2, 9), request("s", 2, 9), request("p", 12, 4), request("w", 5, 3))
@@ -184,7 +186,7 @@ def test_failure_at_any_call_loses_nothing(call: int, fields: dict) -> None:
 
 
 class Dead(ExactEngine):
-    def execute(self, plan, batch, now_ms) -> IterationResult:
+    def execute(self, plan: Any, batch: Any, now_ms: Any) -> IterationResult:
         raise EngineFailure("no slot")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from parity.checkers.conservation import check_cells
@@ -13,7 +15,7 @@ from scheduler.loop import NoProgress
 from tests.scheduler.serving import Serving, request
 
 
-def pool(cells: int = 8, ids: int = 6, **fields) -> CellPool:
+def pool(cells: int = 8, ids: int = 6, **fields: Any) -> CellPool:
     return CellPool(PoolLimits(num_cells=cells, num_sequences=ids, **fields))
 
 

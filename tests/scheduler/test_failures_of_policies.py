@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from parity.checkers.conservation import check_conservation
 from scheduler.engine import EngineFailure
-from scheduler.records import FinishReason, IllegalTransition, PolicyFailure, SchedulerFailure
+from scheduler.policy.plan import plan_alone
+from scheduler.records import FinishReason, IllegalTransition, IntentKind, PolicyFailure, SchedulerFailure
 from tests.scheduler.serving import OPTIMISTIC, Serving, request
 
 
-def broken(*arguments, **named):
+def broken(*arguments: Any, **named: Any) -> None:
     raise ZeroDivisionError("by hand")
 
 
@@ -76,7 +79,7 @@ def test_abandon_ends_everybody_with_an_error_and_the_next_request_is_served() -
     ],
     ids=["no result", "a chunk less", "forged epoch"],
 )
-def test_a_result_that_is_refused_leaves_the_step_in_flight_to_be_failed(forge) -> None:
+def test_a_result_that_is_refused_leaves_the_step_in_flight_to_be_failed(forge: Callable[..., Any]) -> None:
     serving = serving_of_three()
     serving.step()
     flight = serving.launch()
@@ -92,10 +95,10 @@ def test_a_result_that_is_refused_leaves_the_step_in_flight_to_be_failed(forge) 
 class Answering:
     """A seam that answers ``times`` questions, raises once, and answers again."""
 
-    def __init__(self, original, times: int) -> None:
+    def __init__(self, original: Callable[..., Any], times: int) -> None:
         self.original, self.left = original, times
 
-    def __call__(self, *arguments, **named):
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         self.left -= 1
         if self.left == -1:
             raise ZeroDivisionError("by hand")
@@ -124,3 +127,14 @@ def test_wherever_in_a_step_a_policy_raises_the_books_stay_whole(seam: str) -> N
         serving.check_all_as_alone()
         count += 1
     assert count > 0 or seam == "can_run", "never asked"
+
+
+def test_a_plan_for_one_session_alone_can_be_made_while_another_one_is_in_flight() -> None:
+    """On the last rung of the escalation somebody may still be running: what is in flight leaves later."""
+    serving = Serving(cells=30, prefix_cache=False)
+    serving.submit(*[request(name, 3, 6) for name in "abc"])
+    serving.step()
+    serving.scheduler.preempt("c", 0.0)
+    state = serving.scheduler.state(0.0)
+    plan = plan_alone(state, serving.scheduler.policy, serving.view("c"))
+    assert [(intent.kind, intent.request_id) for intent in plan.intents] == [(IntentKind.RESUME, "c")]

@@ -11,6 +11,7 @@ import pytest
 
 from scheduler.legality import validate_plan
 from scheduler.policies import make_policy
+from scheduler.policy.plan import plan_alone
 from scheduler.policy.state import SchedulerState
 from scheduler.records import (
     IllegalTransition,
@@ -59,6 +60,13 @@ def plan(state: SchedulerState) -> IterationPlan:
 def test_valid_plan_is_accepted(state: SchedulerState, plan: IterationPlan) -> None:
     validate_plan(state, plan, POLICY)
     assert {chunk.request_id for chunk in plan.chunks} >= {"d", "p", "b"}
+
+
+def test_the_plan_of_one_session_alone_enters_it_beside_others_that_still_run(state: SchedulerState) -> None:
+    """Others are still there while they are in flight, and the lone session is kept from nothing."""
+    plan = plan_alone(state, POLICY, state.views["s"])
+    validate_plan(state, plan, POLICY)
+    assert [(chunk.request_id, chunk.start) for chunk in plan.chunks] == [("s", 0)]
 
 
 def chunk(name: str, **change: int | str) -> Callable[[IterationPlan], IterationPlan]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from parity.checkers.conservation import check_conservation
 from parity.mutants import find_mutant
-from parity.mutants.records import Reach
+from parity.mutants.mutant import Reach
 from scheduler.policies import policy_names
 from tests.scheduler.serving import OPTIMISTIC, Serving, request
 
@@ -16,7 +18,7 @@ from tests.scheduler.serving import OPTIMISTIC, Serving, request
 STEPS_PER_ROW = 12
 
 
-def sample_cases(cells: int):
+def sample_cases(cells: int) -> Iterator[Any]:
     """Up to 4 sessions that fit alone, too large to enumerate; all at once, and one after the other."""
     shapes = [(1, 2), (2, 3), (3, 1), (4, 4), (1, cells), (cells, 1)]
     fitting = [(p, t) for p, t in dict.fromkeys(shapes) if p + t - 1 <= cells]
@@ -26,7 +28,7 @@ def sample_cases(cells: int):
             yield sessions, tuple(2 * i for i in range(count))
 
 
-def play(sessions, arrivals, *, optimistic: bool, shared: bool, **fields) -> Serving:
+def play(sessions: Any, arrivals: Any, *, optimistic: bool, shared: bool, **fields: Any) -> Serving:
     serving = Serving(
         options=OPTIMISTIC if optimistic else {},
         prefix_block_tokens=1,
@@ -78,7 +80,7 @@ MORE_ROWS = {1: 8, 2: 8, 3: 3, 4: 3}
 POOLS = range(1, 9)
 
 
-def enumerate_cases(cells: int, most_rows: dict[int, int]):
+def enumerate_cases(cells: int, most_rows: dict[int, int]) -> Iterator[Any]:
     """All there is: lengths of prompt and output that fit, in every order, each with the one before or later.
 
     Names carry no meaning, so sequences of lengths are all orders up to symmetry.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from scheduler.limits import Layout
@@ -15,7 +17,9 @@ def preemptions(serving: Serving) -> list[Preemption]:
     return [item for flight, _ in serving.trace for item in flight.preemptions]
 
 
-def crowded(policy: str, layout: Layout, *, priorities: tuple[int, ...] = (0, 0, 0), **options) -> Serving:
+def crowded(
+    policy: str, layout: Layout, *, priorities: tuple[int, ...] = (0, 0, 0), **options: Any
+) -> Serving:
     """Three sessions of 3 rows each run one after the other; 10 cells, so in the second decode step only
     the first finds one (3 * 3 + 1).
     """
@@ -82,6 +86,7 @@ def test_a_record_says_everything_about_a_preemption() -> None:
             tie_break="later arrival, then later submission",
             released_rows=3,
             kept_rows=0,
+            freed_cells=(3,),
             suspensions=0,
         )
     ]
@@ -90,7 +95,7 @@ def test_a_record_says_everything_about_a_preemption() -> None:
 def test_telemetry_counts_preemptions_by_reason_and_what_they_gave_back() -> None:
     serving = crowded("fcfs", Layout.UNIFIED, **OPTIMISTIC)
     record = serving.step()
-    assert (record.preempted, record.preempted_no_cells, record.reclaimed_rows) == (1, 1, 3)
+    assert (record.preempted, record.preempted_no_cells, record.released_rows) == (1, 1, 3)
     serving.scheduler.preempt("b", serving.now_ms)
     record = serving.step()
     assert (record.preempted, record.preempted_asked, record.preempted_again) == (1, 1, 0)

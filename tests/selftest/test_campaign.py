@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -39,13 +41,13 @@ BATCHES = 6
 class InOrder(Executor):
     """Runs each batch at once, in this thread."""
 
-    def submit(self, function, /, *arguments, **named) -> Future:
+    def submit(self, function: Any, /, *arguments: Any, **named: Any) -> Future:
         future: Future = Future()
         future.set_result(function(*arguments, **named))
         return future
 
 
-def explore(plan: Plan = PLAN, *, executor: Executor | None = None, **options) -> Tally:
+def explore(plan: Plan = PLAN, *, executor: Executor | None = None, **options: Any) -> Tally:
     settings = {"minutes": 60.0, "jobs": 2, "max_batches": BATCHES, **options}
     return run_campaign(plan, executor or InOrder(), **settings)
 
@@ -55,14 +57,14 @@ def whole_campaign() -> Tally:
     return explore()
 
 
-def test_batch_is_the_same_whatever_was_drawn_before():
+def test_batch_is_the_same_whatever_was_drawn_before() -> None:
     first = [draw_batch(PLAN.batch(number)) for number in range(4)]
     assert [draw_batch(PLAN.batch(number)) for number in (3, 1, 2, 0)] == [first[i] for i in (3, 1, 2, 0)]
     other = Plan(families=PLAN.families, policies=PLAN.policies, seed=8, exact=True)
     assert draw_batch(other.batch(3)) != first[3]
 
 
-def test_batch_is_the_same_in_another_process():
+def test_batch_is_the_same_in_another_process() -> None:
     program = (
         "import sys, json; from parity.campaign.campaign import draw_batch; "
         "drawn = [[case.to_json() for case in draw_batch(order)] for order in json.load(sys.stdin)]\n"
@@ -80,7 +82,7 @@ def test_batch_is_the_same_in_another_process():
     assert json.loads(done.stdout) == [[case.to_json() for case in draw_batch(order)] for order in orders]
 
 
-def test_shards_together_are_the_whole_campaign():
+def test_shards_together_are_the_whole_campaign() -> None:
     whole = whole_campaign()
     parts = [explore(shard=(index, 2), max_batches=BATCHES // 2) for index in (1, 2)]
     assert sorted(parts[0].batches + parts[1].batches) == whole.batches == list(range(BATCHES))
@@ -89,7 +91,7 @@ def test_shards_together_are_the_whole_campaign():
     assert parts[0].pairs + parts[1].pairs == whole.pairs
 
 
-def test_number_of_jobs_changes_nothing():
+def test_number_of_jobs_changes_nothing() -> None:
     with ThreadPoolExecutor(3) as pool:
         several = explore(executor=pool, jobs=3)
     one = whole_campaign()
@@ -97,7 +99,7 @@ def test_number_of_jobs_changes_nothing():
     assert sorted(several.batches) == one.batches
 
 
-def test_batches_cover_families_layouts_and_policies():
+def test_batches_cover_families_layouts_and_policies() -> None:
     orders = [PLAN.batch(number) for number in range(200)]
     seen = {(order["family"], order["layout"], order["policy"]) for order in orders}
     assert len(seen) == len(PLAN.families) * len(DEFAULT_LAYOUTS) * len(PLAN.policies)
@@ -105,28 +107,28 @@ def test_batches_cover_families_layouts_and_policies():
 
 
 @pytest.mark.parametrize("name", ["", *(s.name for s in SCENARIOS if s.on_exact)])
-def test_every_case_of_a_batch_runs_the_policy_that_was_asked_for(name: str):
+def test_every_case_of_a_batch_runs_the_policy_that_was_asked_for(name: str) -> None:
     plan = Plan(families=("llama",), policies=("sarathi",), exact=True)
     orders = [order for order in map(plan.batch, range(200)) if order["template"] == name]
     drawn = [case for order in orders[:2] for case in draw_batch(order)]
     assert {case.policy for case in drawn} == {"sarathi"}
 
 
-def test_template_about_a_policy_keeps_it_when_none_is_asked_for():
+def test_template_about_a_policy_keeps_it_when_none_is_asked_for() -> None:
     orders = [Plan(families=("llama",), exact=True).batch(number) for number in range(400)]
     own = {order["policy"] for order in orders if order["template"] == "S11"}
     assert own == {"aging"}
     assert len({order["policy"] for order in orders if order["template"] == "S1"}) > 5
 
 
-def test_batch_that_comes_twice_is_refused():
+def test_batch_that_comes_twice_is_refused() -> None:
     tally = explore(max_batches=1)
     again = {"number": 0, "cases": 1, "sessions": 1, "marks": {}, "pairs": {}, "failures": []}
     with pytest.raises(ValueError, match="batch 0 came twice"):
         tally.add(again)
 
 
-def test_features_are_read_off_the_case():
+def test_features_are_read_off_the_case() -> None:
     assert features_of(cases.mixed("llama")) == ["arrivals"]
     assert features_of(cases.seeded("llama")) == ["arrivals", "seeded"]
     assert features_of(cases.exactly_full("llama")) == ["arrivals", "tight_pool"]
@@ -135,11 +137,13 @@ def test_features_are_read_off_the_case():
     assert len(FEATURE_PAIRS) == len(FEATURES) * (len(FEATURES) - 1) // 2
 
 
-def fuzz(*arguments: object):
+def fuzz(*arguments: object) -> Any:
     return CliRunner().invoke(command, list(map(str, arguments)), standalone_mode=False)
 
 
-def test_missing_coverage_is_unknown_where_it_is_required(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_missing_coverage_is_unknown_where_it_is_required(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     tiny = ("--family", "llama", "--policy", "fcfs", "--exact", "--batches", 1, "--out", tmp_path)
     required = fuzz(*tiny, "--require-coverage")
     assert required.return_value is ExitCode.UNKNOWN
@@ -151,7 +155,7 @@ def test_missing_coverage_is_unknown_where_it_is_required(monkeypatch: pytest.Mo
     assert fuzz(*tiny, "--require-coverage").return_value is ExitCode.PASS
 
 
-def test_failure_stops_the_campaign_and_is_shrunk_stored_and_remembered(tmp_path: Path):
+def test_failure_stops_the_campaign_and_is_shrunk_stored_and_remembered(tmp_path: Path) -> None:
     database, out = tmp_path / "database", tmp_path / "out"
     options = (
         "--family",
@@ -185,7 +189,7 @@ def test_failure_stops_the_campaign_and_is_shrunk_stored_and_remembered(tmp_path
     assert {path.name for path in (tmp_path / "again").iterdir()} <= {path.name for path in out.iterdir()}
 
 
-def test_same_failures_are_counted_once_when_collected(tmp_path: Path):
+def test_same_failures_are_counted_once_when_collected(tmp_path: Path) -> None:
     result = fuzz(
         "--family",
         "gemma2",
@@ -213,7 +217,7 @@ def test_same_failures_are_counted_once_when_collected(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["", "1", "0/2", "3/2", "a/b", "1/0"])
-def test_bad_shard_is_refused(text: str):
+def test_bad_shard_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--shard"):
         parse_shard(text)
 
@@ -222,7 +226,7 @@ def test_bad_shard_is_refused(text: str):
     "arguments",
     [("--family", "nobody"), ("--policy", "nobody"), ("--executor", "cluster"), ("--executor", "dask://")],
 )
-def test_bad_input_is_refused(arguments: tuple[str, ...], tmp_path: Path):
+def test_bad_input_is_refused(arguments: tuple[str, ...], tmp_path: Path) -> None:
     result = fuzz("--batches", 1, "--exact", "--out", tmp_path, *arguments)
     assert isinstance(result.exception, UsageError)
 
@@ -242,7 +246,7 @@ def start(*command: str) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def dask_cluster(tmp_path: Path):
+def dask_cluster(tmp_path: Path) -> Iterator[Any]:
     """Address of a scheduler with two workers, and the workers' processes.
     Nothing restarts a worker that ends.
     """
@@ -289,7 +293,9 @@ def dask_cluster(tmp_path: Path):
             process.communicate()
 
 
-def test_campaign_on_dask_survives_a_killed_worker_without_losing_or_doubling_a_case(dask_cluster):
+def test_campaign_on_dask_survives_a_killed_worker_without_losing_or_doubling_a_case(
+    dask_cluster: Any,
+) -> None:
     address, workers = dask_cluster
     expected = whole_campaign()
 

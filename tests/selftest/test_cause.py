@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -14,7 +15,7 @@ from parity.cases.shrink import first_divergence
 from parity.commands.bisect import command
 from parity.errors import ExitCode, UsageError
 from parity.mutants import cases, find_mutant
-from parity.mutants.records import Place
+from parity.mutants.mutant import Place
 from parity.records import Case, Divergence, Outcome, Verdict
 from parity.run.runner import run_exact_case
 
@@ -55,14 +56,16 @@ def runs(place: Place) -> Rerun:
     EXPECTED,
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_cause_neighbours_and_first_bad_step_are_named(name, place, cause, session, step, neighbours):
+def test_cause_neighbours_and_first_bad_step_are_named(
+    name: str, place: Place, cause: Cause, session: int | None, step: int | None, neighbours: tuple[int, ...]
+) -> None:
     found = diagnosis_of(name, place)
     assert (found.cause, found.session, found.step, found.neighbours) == (cause, session, step, neighbours)
     assert found.evidence
 
 
 @pytest.mark.parametrize(("name", "steps"), [("cell_below_the_last_one", 2), ("logits_rows_swapped", 1)])
-def test_distance_over_steps_is_evidence_while_both_have_seen_the_same_text(name: str, steps: int):
+def test_distance_over_steps_is_evidence_while_both_have_seen_the_same_text(name: str, steps: int) -> None:
     trial = next(trial for trial in find_mutant(name).trials if trial.place is Place.REAL)
     run = runs(Place.REAL)
     run.mutant = name
@@ -74,11 +77,11 @@ def test_distance_over_steps_is_evidence_while_both_have_seen_the_same_text(name
     assert all(f"{moved:.3g}" in text for text in evidence for moved in first.distances)
 
 
-def test_passing_case_has_no_cause():
+def test_passing_case_has_no_cause() -> None:
     assert diagnose(cases.mixed("llama"), Rerun(exact=True)) is None
 
 
-def test_given_chunks_are_kept_and_change_no_answer():
+def test_given_chunks_are_kept_and_change_no_answer() -> None:
     case = cases.case_of("qwen3next", (cases.session(1, 9, 3),), prefix_cache=False)
     with given_chunks(((0, 4), (4, 5), (5, 9))):
         outcome = run_exact_case(case)
@@ -86,11 +89,11 @@ def test_given_chunks_are_kept_and_change_no_answer():
     assert (outcome.marks["chunked"], outcome.marks["one_token_chunk"]) == (1, 1)
 
 
-def bisect(*arguments: str):
+def bisect(*arguments: str) -> Any:
     return CliRunner().invoke(command, arguments, standalone_mode=False)
 
 
-def test_command_names_cause_neighbours_and_step(tmp_path: Path):
+def test_command_names_cause_neighbours_and_step(tmp_path: Path) -> None:
     path = tmp_path / "case.json"
     path.write_text(find_mutant("prefix_shared_one_token_too_far").trials[0].case.to_json())
     failing = bisect(str(path), "--exact", "--mutant", "prefix_shared_one_token_too_far")
@@ -102,7 +105,7 @@ def test_command_names_cause_neighbours_and_step(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [None, "no JSON", '{"format": 1}', b"\xff\xfe"])
-def test_command_refuses_what_is_no_case(tmp_path: Path, content: str | bytes | None):
+def test_command_refuses_what_is_no_case(tmp_path: Path, content: str | bytes | None) -> None:
     path = tmp_path / "case.json"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -118,7 +121,9 @@ def test_command_refuses_what_is_no_case(tmp_path: Path, content: str | bytes | 
         (0.9, 1e-4, 4, Cause.BLEED),  # a tie excuses nothing that rounding cannot do
     ],
 )
-def test_tie_is_named_only_where_rounding_could_decide_it(distance, margin, token, cause):
+def test_tie_is_named_only_where_rounding_could_decide_it(
+    distance: float, margin: float, token: int, cause: Cause
+) -> None:
     case = cases.mixed("llama")
     found = Divergence(
         session=0, step=2, scheduler_step=5, expected_token=3, actual_token=token, margin=margin,

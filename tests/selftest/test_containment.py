@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_case(number):
 """
 
 
-def test_abort_costs_one_case_and_keeps_what_llama_cpp_said():
+def test_abort_costs_one_case_and_keeps_what_llama_cpp_said() -> None:
     crash = run_case(ABORTING, mutant="partial_copy_between_streams")
     assert (crash.verdict, crash.crashed, crash.sessions) == (Verdict.FAIL, True, 0)
     assert "SIGABRT" in crash.reason and "GGML_ASSERT" in crash.reason
@@ -47,7 +48,7 @@ def test_abort_costs_one_case_and_keeps_what_llama_cpp_said():
     assert after.sessions == after.bit_identical == len(ABORTING.sessions)
 
 
-def test_abort_costs_one_test_under_xdist(tmp_path: Path):
+def test_abort_costs_one_test_under_xdist(tmp_path: Path) -> None:
     suite = tmp_path / "test_suite.py"
     suite.write_text(SUITE)
     command = [
@@ -72,7 +73,7 @@ def test_abort_costs_one_test_under_xdist(tmp_path: Path):
     assert "node down" not in done.stdout
 
 
-def test_hanging_worker_is_ended_after_a_bound_and_reported():
+def test_hanging_worker_is_ended_after_a_bound_and_reported() -> None:
     worker = Worker()
     with pytest.raises(WorkerDied, match="no answer within 0.2 s, ended"):
         worker.call("parity.run.faults:hang_here", {}, timeout_s=0.2)
@@ -81,13 +82,13 @@ def test_hanging_worker_is_ended_after_a_bound_and_reported():
     worker.close()
 
 
-def test_hang_of_a_case_is_an_outcome():
+def test_hang_of_a_case_is_an_outcome() -> None:
     outcome = run_case(cases.mixed("llama"), mutant="call_that_never_returns", timeout_s=1.0)
     assert (outcome.verdict, outcome.crashed) == (Verdict.FAIL, True)
     assert outcome.reason == "no answer within 1 s, ended"
 
 
-def test_killed_worker_is_replaced():
+def test_killed_worker_is_replaced() -> None:
     worker = Worker()
     assert worker.call("json:dumps", {"a": 1}) == '{"a": 1}'
     first = worker.pid
@@ -98,7 +99,7 @@ def test_killed_worker_is_replaced():
     worker.close()
 
 
-def test_exception_of_the_scheduler_costs_one_case_and_keeps_its_traceback():
+def test_exception_of_the_scheduler_costs_one_case_and_keeps_its_traceback() -> None:
     outcome = run_case(cases.crowded("llama"), mutant=RAISES)
     assert (outcome.verdict, outcome.crashed) == (Verdict.FAIL, False)
     assert outcome.problems == ("internal: KeyError: 's0'",)
@@ -107,7 +108,7 @@ def test_exception_of_the_scheduler_costs_one_case_and_keeps_its_traceback():
     assert run_case(cases.crowded("llama")).verdict is Verdict.PASS
 
 
-def test_exception_of_the_scheduler_is_the_same_outcome_on_both_engines():
+def test_exception_of_the_scheduler_is_the_same_outcome_on_both_engines() -> None:
     case = cases.crowded("llama")
     real, exact = Rerun(mutant=RAISES), Rerun(exact=True, mutant=RAISES)
     try:
@@ -118,8 +119,8 @@ def test_exception_of_the_scheduler_is_the_same_outcome_on_both_engines():
     assert all("Traceback" in outcome.stderr for outcome in outcomes)
 
 
-def test_exception_of_a_checker_is_an_outcome(monkeypatch: pytest.MonkeyPatch):
-    def broken(run):
+def test_exception_of_a_checker_is_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(run: Any) -> None:
         raise ZeroDivisionError("in a checker")
 
     monkeypatch.setattr("parity.run.judge.count_marks", broken)
@@ -128,14 +129,14 @@ def test_exception_of_a_checker_is_an_outcome(monkeypatch: pytest.MonkeyPatch):
     assert outcome.problems == ("marks: the checker broke: ZeroDivisionError: in a checker",)
 
 
-def test_exception_of_the_scheduler_costs_one_case_of_a_split():
+def test_exception_of_the_scheduler_costs_one_case_of_a_split() -> None:
     split = pinned_splits("llama")[0]
     outcome = run_case(across_stages(cases.crowded("llama"), split), mutant=RAISES)
     assert outcome.problems == ("internal: KeyError: 's0'",)
     assert "Traceback" in outcome.stderr
 
 
-def test_exception_in_a_worker_is_told_from_bad_input():
+def test_exception_in_a_worker_is_told_from_bad_input() -> None:
     worker = Worker()
     with pytest.raises(CallFailed, match="^TypeError: ") as caught:
         worker.call("json:loads", {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ ON_LLAMA_CPP = [kind for kind in FaultKind if kind is not FaultKind.STAGE_LOST] 
 SESSIONS = 4
 
 
-def faulty(family: str, kind: FaultKind, **details) -> Case:
+def faulty(family: str, kind: FaultKind, **details: Any) -> Case:
     """Four sessions, one of them prefilling and two decoding when the fault comes."""
     return cases.mixed(family, faults=(Fault(kind=kind, step=5, session=1, **details),))
 
@@ -43,12 +44,12 @@ def check_nothing_lost(outcome: Outcome, kind: FaultKind) -> None:
 
 
 @pytest.mark.parametrize("kind", ON_LLAMA_CPP, ids=lambda kind: kind.value)
-def test_run_on_llama_cpp_loses_nothing_in_a_fault(kind: FaultKind):
+def test_run_on_llama_cpp_loses_nothing_in_a_fault(kind: FaultKind) -> None:
     check_nothing_lost(run_case(faulty("llama", kind, amount=250.0)), kind)
 
 
 @pytest.mark.parametrize("family", ["deepseek2", "gemma2", "qwen3next"])
-def test_sessions_are_rebuilt_after_its_engine_was_killed(family: str):
+def test_sessions_are_rebuilt_after_its_engine_was_killed(family: str) -> None:
     faults = (Fault(kind=FaultKind.WORKER_KILLED, step=3), Fault(kind=FaultKind.OUT_OF_MEMORY, step=7))
     outcome = run_case(cases.mixed(family, faults=faults))
     assert (outcome.verdict, outcome.bit_identical, outcome.marks["engine_failed"]) == (
@@ -60,7 +61,7 @@ def test_sessions_are_rebuilt_after_its_engine_was_killed(family: str):
 
 @pytest.mark.parametrize("call", [0, 1, 2, 3])
 @pytest.mark.parametrize("family", cases.FAMILIES)
-def test_failure_at_any_micro_batch_is_recovered_from(family: str, call: int):
+def test_failure_at_any_micro_batch_is_recovered_from(family: str, call: int) -> None:
     case = cases.failing(family, faults=(Fault(kind=FaultKind.DECODE_ERROR, step=0, call=call),))
     for outcome in (run_exact_case(case), run_case(case)):
         assert outcome.verdict is Verdict.PASS, (outcome.problems, outcome.divergences)
@@ -69,7 +70,7 @@ def test_failure_at_any_micro_batch_is_recovered_from(family: str, call: int):
 
 
 @pytest.mark.parametrize("kind", [FaultKind.DECODE_ERROR, FaultKind.NO_SLOT], ids=lambda kind: kind.value)
-def test_sessions_end_with_a_typed_error_after_failures_in_a_row(kind: FaultKind):
+def test_sessions_end_with_a_typed_error_after_failures_in_a_row(kind: FaultKind) -> None:
     case = cases.mixed(
         "llama", faults=tuple(Fault(kind=kind, step=4 + i) for i in range(MAX_ENGINE_FAILURES))
     )
@@ -81,7 +82,7 @@ def test_sessions_end_with_a_typed_error_after_failures_in_a_row(kind: FaultKind
     assert failed and all("injected failure" in end.error for end in failed)
 
 
-def test_sessions_that_only_get_as_far_as_their_rebuild_end_with_a_typed_error():
+def test_sessions_that_only_get_as_far_as_their_rebuild_end_with_a_typed_error() -> None:
     case = cases.rebuilt_in_vain("llama")
     run = drive_exact(case, ExactEngine(exact_limits(case), exact_model(case)))
     assert [record.engine_failures for record in run.records] == [0, 1, 0, 1, 0, 1]
@@ -90,7 +91,7 @@ def test_sessions_that_only_get_as_far_as_their_rebuild_end_with_a_typed_error()
     assert run_exact_case(case).problems == ()
 
 
-def test_failures_with_new_rows_between_end_nobody():
+def test_failures_with_new_rows_between_end_nobody() -> None:
     fails = tuple(Fault(kind=FaultKind.DECODE_ERROR, step=step) for step in (1, 4, 7, 10))
     outcome = run_exact_case(cases.rebuilt_in_vain("llama", faults=fails))
     assert (outcome.verdict, outcome.marks["engine_failed"]) == (Verdict.PASS, len(fails))
@@ -100,7 +101,9 @@ def test_failures_with_new_rows_between_end_nobody():
 @pytest.mark.parametrize("step", range(14))
 @pytest.mark.parametrize("in_flight", [False, True], ids=["before", "in flight"])
 @pytest.mark.parametrize("kind", [FaultKind.CANCEL, FaultKind.PREEMPT], ids=lambda kind: kind.value)
-def test_cancel_and_preempt_at_any_point_keep_every_answer(kind: FaultKind, in_flight: bool, step: int):
+def test_cancel_and_preempt_at_any_point_keep_every_answer(
+    kind: FaultKind, in_flight: bool, step: int
+) -> None:
     for family in ("gemma2", "qwen3next"):
         for session in range(SESSIONS):
             fault = Fault(kind=kind, step=step, session=session, in_flight=in_flight)
@@ -109,14 +112,14 @@ def test_cancel_and_preempt_at_any_point_keep_every_answer(kind: FaultKind, in_f
 
 
 @pytest.mark.parametrize("jump_ms", [-1e9, -10.0, 1e9])
-def test_clock_may_jump_either_way(jump_ms: float):
+def test_clock_may_jump_either_way(jump_ms: float) -> None:
     for family in ("llama", "qwen3next"):
         case = faulty(family, FaultKind.CLOCK_JUMP, amount=jump_ms)
         assert run_exact_case(case).verdict is Verdict.PASS
     assert run_case(case).verdict is Verdict.PASS
 
 
-def test_full_disk_leaves_the_old_file_and_no_part_of_a_new_one(tmp_path: Path):
+def test_full_disk_leaves_the_old_file_and_no_part_of_a_new_one(tmp_path: Path) -> None:
     path = tmp_path / "kept.txt"
     save_text(path, "old")
     with full_disk(), pytest.raises(OSError, match="too large"):
@@ -127,7 +130,7 @@ def test_full_disk_leaves_the_old_file_and_no_part_of_a_new_one(tmp_path: Path):
     assert path.read_text() == "new"
 
 
-def test_full_disk_costs_the_memory_of_answers_and_no_verdict(tmp_path: Path):
+def test_full_disk_costs_the_memory_of_answers_and_no_verdict(tmp_path: Path) -> None:
     worker = Worker((("SAMEBYTES_CACHE", str(tmp_path)),))
     full = faulty("llama", FaultKind.DISK_FULL)
     try:

@@ -81,4 +81,4 @@ def test_padding_rows_are_asked_for_only_where_there_are_some() -> None:
     assert "padded_call" in possible_marks(Layout.UNIFIED, pads=True)
     for layout, pads in ((Layout.UNIFIED, False), (Layout.STREAMS, True), (Layout.STOCK, True)):
         assert "padded_call" not in possible_marks(layout, pads=pads)
-        assert len(possible_marks(layout, pads=pads)) == 17
+        assert len(possible_marks(layout, pads=pads)) == 18

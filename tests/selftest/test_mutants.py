@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -11,9 +13,9 @@ from parity.commands.mutants import command
 from parity.engines.numerics import ROW
 from parity.errors import ExitCode, UsageError
 from parity.mutants import all_mutants, cases, find_mutant
-from parity.mutants.records import Complaint, Killer, Mutant, Place, Reach, Trial
+from parity.mutants.mutant import Complaint, Killer, Mutant, Place, Reach, Trial
 from parity.mutants.running import Status, judge_mutant, judge_mutants, mutant_worker, select_trials
-from parity.mutants.seam import batch_plant
+from parity.mutants.seam import in_batches
 from parity.mutants.trials import exact_trial
 from parity.records import Outcome
 from parity.run.contained import run_case
@@ -28,7 +30,7 @@ OFF_BY_ONES = {
 MUTANTS = all_mutants()
 
 
-def test_registry_holds_at_least_sixty_faults_of_every_part():
+def test_registry_holds_at_least_sixty_faults_of_every_part() -> None:
     parts = {mutant.part for mutant in MUTANTS}
     assert len(MUTANTS) >= 60
     assert parts >= {
@@ -58,7 +60,7 @@ def test_registry_holds_at_least_sixty_faults_of_every_part():
     [m for m in MUTANTS if select_trials(m, fast=True)[0].place is Place.EXACT],
     ids=lambda mutant: mutant.name,
 )
-def test_exact_engine_mutant_is_killed(mutant: Mutant):
+def test_exact_engine_mutant_is_killed(mutant: Mutant) -> None:
     report = judge_mutant(mutant, select_trials(mutant, fast=True))
     assert report.status is Status.KILLED, [
         trial for trial in report.trials if trial.status is not Status.KILLED
@@ -70,7 +72,7 @@ def test_exact_engine_mutant_is_killed(mutant: Mutant):
     [m for m in MUTANTS if select_trials(m, fast=True)[0].place is Place.REAL],
     ids=lambda mutant: mutant.name,
 )
-def test_llama_cpp_mutant_is_killed(mutant: Mutant):
+def test_llama_cpp_mutant_is_killed(mutant: Mutant) -> None:
     report = judge_mutant(mutant, select_trials(mutant, fast=True))
     assert report.status is Status.KILLED, report.trials
 
@@ -85,7 +87,7 @@ def test_llama_cpp_mutant_is_killed(mutant: Mutant):
     ],
     ids=lambda value: value if isinstance(value, str) else value.family,
 )
-def test_planted_off_by_one_on_llama_cpp_names_session_and_step(name: str, trial: Trial):
+def test_planted_off_by_one_on_llama_cpp_names_session_and_step(name: str, trial: Trial) -> None:
     outcome = run_planted(name, trial)
     session, step = OFF_BY_ONES[name]
     first = min(outcome.divergences, key=lambda divergence: (divergence.scheduler_step, divergence.session))
@@ -97,7 +99,7 @@ def run_planted(name: str, trial: Trial) -> Outcome:
     return run_case(trial.case, profile=ROW, mutant=name, worker=mutant_worker())
 
 
-def test_survivor_is_not_called_killed():
+def test_survivor_is_not_called_killed() -> None:
     clean = exact_trial(cases.mixed("llama"))
     harmless = Mutant(
         name="harmless",
@@ -105,11 +107,11 @@ def test_survivor_is_not_called_killed():
         part="self-test",
         killers=(Killer.BITS,),
         trials=(clean,),
-        plant=batch_plant(lambda: lambda plan, batch: batch),
+        plant=in_batches(lambda: lambda plan, batch: batch),
     )
     assert judge_mutant(harmless).status is Status.UNREACHED
 
-    def reached(reach: Reach):
+    def reached(reach: Reach) -> Any:
         reach()
         return harmless.plant(Reach())
 
@@ -124,7 +126,7 @@ def test_survivor_is_not_called_killed():
     assert judge_mutant(survivor).status is Status.SURVIVED
 
 
-def test_mutant_killed_by_another_checker_survives():
+def test_mutant_killed_by_another_checker_survives() -> None:
     mutant = find_mutant("session_ends_twice")
     other = Mutant(
         name="other",
@@ -137,7 +139,7 @@ def test_mutant_killed_by_another_checker_survives():
     assert judge_mutant(other).status is Status.SURVIVED
 
 
-def test_trial_that_is_red_without_the_fault_is_broken():
+def test_trial_that_is_red_without_the_fault_is_broken() -> None:
     red = Trial(name="red", run=lambda: (Complaint(Killer.BITS, "always"),))
     mutant = Mutant(
         name="any",
@@ -150,7 +152,7 @@ def test_trial_that_is_red_without_the_fault_is_broken():
     assert judge_mutant(mutant).status is Status.BROKEN
 
 
-def test_command_writes_totals_and_says_who_killed_what(tmp_path):
+def test_command_writes_totals_and_says_who_killed_what(tmp_path: Path) -> None:
     out = tmp_path / "mutants.json"
     result = CliRunner().invoke(
         command, ["session_ends_twice", "token_budget_not_charged", "--json", str(out)], standalone_mode=False
@@ -162,13 +164,13 @@ def test_command_writes_totals_and_says_who_killed_what(tmp_path):
     assert summary["slowest_s"] < 10
 
 
-def test_command_refuses_an_unknown_name():
+def test_command_refuses_an_unknown_name() -> None:
     result = CliRunner().invoke(command, ["no_such_mutant"], standalone_mode=False)
     assert isinstance(result.exception, UsageError)
     assert "no_such_mutant" in str(result.exception)
 
 
-def test_selection_leaves_out_mutants_of_other_families():
+def test_selection_leaves_out_mutants_of_other_families() -> None:
     reports = judge_mutants(
         [find_mutant("window_one_position_short")], lambda m: select_trials(m, family="llama")
     )

@@ -26,21 +26,21 @@ def check_shrunk(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", IN_DEFAULT_SUITE)
-def test_planted_failing_case_shrinks(name: str):
+def test_planted_failing_case_shrinks(name: str) -> None:
     check_shrunk(name)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in PLANTED if name not in IN_DEFAULT_SUITE])
-def test_every_planted_failing_case_shrinks(name: str):
+def test_every_planted_failing_case_shrinks(name: str) -> None:
     check_shrunk(name)
 
 
-def test_there_are_twenty_planted_cases():
+def test_there_are_twenty_planted_cases() -> None:
     assert len(set(PLANTED)) == 20
 
 
-def test_shrinking_is_deterministic():
+def test_shrinking_is_deterministic() -> None:
     def run() -> tuple[Case, int]:
         rerun = Rerun(exact=True, mutant="session_ends_twice")
         return shrink_case(large_case("llama", 1), rerun), rerun.count
@@ -48,18 +48,18 @@ def test_shrinking_is_deterministic():
     assert run() == run()
 
 
-def test_passing_case_is_left_alone():
+def test_passing_case_is_left_alone() -> None:
     case = large_case("llama", 1)
     assert shrink_case(case, run_exact_case) is case
 
 
-def test_shrinking_asks_at_most_as_often_as_allowed():
+def test_shrinking_asks_at_most_as_often_as_allowed() -> None:
     rerun = Rerun(exact=True, mutant="logits_rows_swapped")
     shrink_case(large_case("llama", 1), rerun, max_runs=25)
     assert rerun.count <= 26
 
 
-def test_shrinking_ends_in_time_with_the_smallest_case_so_far():
+def test_shrinking_ends_in_time_with_the_smallest_case_so_far() -> None:
     seconds = [0.0]
 
     def slow(case: Case) -> Outcome:
@@ -72,7 +72,7 @@ def test_shrinking_ends_in_time_with_the_smallest_case_so_far():
     assert size_of(small) < size_of(case) and rerun(small).verdict is Verdict.FAIL
 
 
-def test_faults_follow_their_sessions():
+def test_faults_follow_their_sessions() -> None:
     case = large_case("llama", 1)
     faults = tuple(Fault(kind=FaultKind.CANCEL, step=i, session=i) for i in range(4))
     fewer = without_sessions(replace(case, faults=faults), {0, 2})

@@ -11,7 +11,7 @@ import pytest
 from parity.campaign.campaign import Found, Plan, Tally, keep_failures
 from parity.cases.shrink import fault_signature, is_same_fault
 from parity.mutants import cases, find_mutant, sharing_cases
-from parity.mutants.records import Reach
+from parity.mutants.mutant import Reach
 from parity.records import Case, Divergence, Outcome, Session, Verdict
 from parity.run.runner import run_exact_case
 
@@ -38,7 +38,7 @@ def failures_of(*found: Case) -> Tally:
     return tally
 
 
-def test_two_faults_are_stored_as_two_cases_and_each_once(tmp_path: Path):
+def test_two_faults_are_stored_as_two_cases_and_each_once(tmp_path: Path) -> None:
     shared, preempted = sharing_cases.shared_prefix("llama"), cases.preempted("llama")
     with ExitStack() as stack:
         for name in (OVERSHARED, NOT_REPLAYED):
@@ -76,24 +76,24 @@ def signature_of(*divergences: Divergence, family: str = "llama") -> tuple[str, 
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_divergences_of_other_traits_are_other_failures(other: dict):
+def test_divergences_of_other_traits_are_other_failures(other: dict) -> None:
     assert signature_of(divergence(**other)) != signature_of(divergence())
 
 
-def test_divergence_is_signed_by_the_session_that_went_wrong_first():
+def test_divergence_is_signed_by_the_session_that_went_wrong_first() -> None:
     follower = divergence(session=1, scheduler_step=9, step=4, neighbours=(0,))
     assert signature_of(follower, divergence()) == signature_of(divergence())
     assert signature_of(divergence(), family="gemma2") != signature_of(divergence())
 
 
-def test_smaller_case_may_lose_a_trait_and_never_gets_one():
+def test_smaller_case_may_lose_a_trait_and_never_gets_one() -> None:
     plain, shared = signature_of(divergence()), signature_of(divergence(chunks=((3, 5),)))
     assert is_same_fault(shared, plain) and not is_same_fault(plain, shared)
     assert not is_same_fault(plain, ()) and not is_same_fault(plain, ("crash", "#"))
     assert is_same_fault(("crash", "#"), ("crash", "#"))
 
 
-def test_what_a_dying_worker_said_is_kept_beside_the_case(tmp_path: Path):
+def test_what_a_dying_worker_said_is_kept_beside_the_case(tmp_path: Path) -> None:
     said = "GGML_ASSERT(cell.has_seq_id(seq_id)) failed"
     case = cases.mixed("llama")  # passes when it runs again, so nothing else is said
     tally = Tally(found={("crash", "#"): Found(("crash", "#"), case, "crash: #", stderr=said)})

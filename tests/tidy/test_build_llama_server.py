@@ -10,6 +10,7 @@ import io
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,13 +21,13 @@ CI = REPOSITORY / ".ci"
 
 
 @pytest.fixture
-def build(monkeypatch: pytest.MonkeyPatch):
+def build(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(CI))
     return importlib.import_module("build_llama_server")
 
 
 @pytest.fixture
-def wheel(build):
+def wheel(build: Any) -> Any:
     return build.llama_wheel.Recipe(
         lock_entry="a==1", cmake_flags="-DA=ON", cpu="x", abi="cp311", compilers="gcc 12"
     )
@@ -41,7 +42,7 @@ def venv(tmp_path: Path) -> Path:
     return path
 
 
-def test_key_changes_with_all_that_decides_the_program(build, wheel, venv: Path) -> None:
+def test_key_changes_with_all_that_decides_the_program(build: Any, wheel: Any, venv: Path) -> None:
     stock = build.plan_server(wheel, venv=venv, faults=False)
     faulty = build.plan_server(wheel, venv=venv, faults=True)
     other_wheel = build.plan_server(dataclasses.replace(wheel, cpu="y"), venv=venv, faults=False)
@@ -53,20 +54,24 @@ def test_key_changes_with_all_that_decides_the_program(build, wheel, venv: Path)
     assert stock.rpath == "$ORIGIN/../lib/python3.11/site-packages/llama_cpp/lib"
 
 
-def test_venv_without_the_wheel_says_what_to_run(build, wheel, tmp_path: Path) -> None:
+def test_venv_without_the_wheel_says_what_to_run(build: Any, wheel: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no llama-cpp-python in .*; run: make setup"):
         build.plan_server(wheel, venv=tmp_path, faults=False)
 
 
 def test_wheel_that_is_not_in_the_cache_says_what_to_run(
-    build, venv: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    build: Any,
+    venv: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("SAMEBYTES_CACHE", str(tmp_path / "cache"))
     assert build.main(["--venv", str(venv)]) == 64
     assert "the wheel of llama.cpp is not in the cache; run: make setup" in capsys.readouterr().err
 
 
-def test_only_llama_cpp_is_unpacked_from_the_sources(build, tmp_path: Path) -> None:
+def test_only_llama_cpp_is_unpacked_from_the_sources(build: Any, tmp_path: Path) -> None:
     sdist = tmp_path / "a-1.tar.gz"
     with tarfile.open(sdist, "w:gz") as archive:
         for name in ("a-1/vendor/llama.cpp/common/a.cpp", "a-1/setup.py", "a-1/vendor/llama.cpp-other/b.cpp"):
@@ -81,7 +86,7 @@ def test_only_llama_cpp_is_unpacked_from_the_sources(build, tmp_path: Path) -> N
     assert files == [Path("a-1/vendor/llama.cpp/common/a.cpp")]
 
 
-def test_libraries_come_from_the_wheel(build, tmp_path: Path) -> None:
+def test_libraries_come_from_the_wheel(build: Any, tmp_path: Path) -> None:
     wheel = tmp_path / "a.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("llama_cpp/lib/libllama.so", b"llama")
@@ -90,7 +95,7 @@ def test_libraries_come_from_the_wheel(build, tmp_path: Path) -> None:
     assert [(path.name, path.read_bytes()) for path in folder.iterdir()] == [("libllama.so", b"llama")]
 
 
-def test_program_is_installed_once_and_replaced_when_it_differs(build, tmp_path: Path) -> None:
+def test_program_is_installed_once_and_replaced_when_it_differs(build: Any, tmp_path: Path) -> None:
     built, path = tmp_path / "built", tmp_path / "program"
     built.write_bytes(b"one")
     build.install_program(built, path)
@@ -103,7 +108,7 @@ def test_program_is_installed_once_and_replaced_when_it_differs(build, tmp_path:
     assert sorted(each.name for each in tmp_path.iterdir()) == ["built", "program"]
 
 
-def test_faults_touch_the_server_alone(build) -> None:
+def test_faults_touch_the_server_alone(build: Any) -> None:
     """libllama is the wheel's: a patch of anything else would not be in the program."""
     lines = build.FAULTS_PATCH.read_text().splitlines()
     paths = [line.removeprefix("+++ b/") for line in lines if line.startswith("+++ ")]

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,13 +56,13 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch):
+def environment(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module behind ``make setup``."""
     monkeypatch.syspath_prepend(str(REPOSITORY / ".ci"))
     return importlib.import_module("environment")
 
 
-def run(*command: str, variables: Mapping[str, str] | None = None, cwd: Path = REPOSITORY):
+def run(*command: str, variables: Mapping[str, str] | None = None, cwd: Path = REPOSITORY) -> Any:
     """Run a command with some variables replaced; compilers are never named by the environment."""
     inherited = {name: value for name, value in os.environ.items() if name not in HIDDEN}
     return subprocess.run(
@@ -153,7 +154,11 @@ def test_entry_point_is_readable_by_old_pythons() -> None:
 
 @pytest.mark.parametrize("missing", ["venv", "ensurepip"])
 def test_python_without_venv_costs_one_line(
-    missing: str, environment, monkeypatch, capsys, tmp_path: Path
+    missing: str,
+    environment: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
@@ -165,7 +170,7 @@ def test_python_without_venv_costs_one_line(
     assert not (tmp_path / "venv").exists()
 
 
-def write_stamp(environment, venv: Path) -> dict[str, str]:
+def write_stamp(environment: Any, venv: Path) -> dict[str, str]:
     """Make ``venv`` look like a finished environment of this machine."""
     recipe = environment.llama_wheel.plan_recipe(
         environment.LLAMA_LOCK, environment.llama_wheel.find_compilers()
@@ -182,7 +187,9 @@ def refuse(*arguments: object, **options: object) -> None:
     raise AssertionError(f"ran with {arguments} {options}")
 
 
-def test_finished_environment_is_left_alone(environment, monkeypatch, tmp_path: Path) -> None:
+def test_finished_environment_is_left_alone(
+    environment: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     write_stamp(environment, tmp_path / "venv")
     monkeypatch.setattr(environment, "create_venv", refuse)
     monkeypatch.setattr(environment, "install", refuse)
@@ -190,7 +197,7 @@ def test_finished_environment_is_left_alone(environment, monkeypatch, tmp_path: 
 
 
 def test_finished_environment_needs_no_compiler(
-    environment, monkeypatch, tmp_path: Path, bare_path: Path
+    environment: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, bare_path: Path
 ) -> None:
     write_stamp(environment, tmp_path / "venv")
     monkeypatch.setattr(environment, "install", refuse)
@@ -200,7 +207,7 @@ def test_finished_environment_needs_no_compiler(
 
 @pytest.mark.parametrize("stale", ["inputs", "wheel", "cpu"])
 def test_stale_environment_is_brought_up_to_date(
-    stale: str, environment, monkeypatch, tmp_path: Path
+    stale: str, environment: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stamp = write_stamp(environment, tmp_path / "venv")
     (tmp_path / "venv" / environment.STAMP).write_text(json.dumps(stamp | {stale: "other"}))
@@ -215,7 +222,7 @@ def test_stale_environment_is_brought_up_to_date(
 
 
 def test_failed_installation_is_never_taken_for_a_finished_one(
-    environment, monkeypatch, capfd, tmp_path: Path
+    environment: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     stamp = write_stamp(environment, tmp_path / "venv")
     (tmp_path / "venv" / environment.STAMP).write_text(json.dumps(stamp | {"inputs": "other"}))

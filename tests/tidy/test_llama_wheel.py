@@ -9,6 +9,8 @@ import re
 import sys
 import threading
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -16,13 +18,13 @@ CI = Path(__file__).resolve().parent.parent.parent / ".ci"
 
 
 @pytest.fixture
-def llama_wheel(monkeypatch: pytest.MonkeyPatch):
+def llama_wheel(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(CI))
     return importlib.import_module("llama_wheel")
 
 
 @pytest.fixture
-def recipe(llama_wheel):
+def recipe(llama_wheel: ModuleType) -> Any:
     return llama_wheel.Recipe(
         lock_entry="a==1", cmake_flags="-DA=ON", cpu="x", abi="cp311", compilers="gcc 12"
     )
@@ -45,7 +47,9 @@ def visible(wheels: Path) -> list[str]:
     return sorted(path.name for path in wheels.iterdir() if not path.name.startswith(".lock-"))
 
 
-def test_wheel_is_built_once_and_then_taken_from_the_cache(llama_wheel, recipe, tmp_path: Path) -> None:
+def test_wheel_is_built_once_and_then_taken_from_the_cache(
+    llama_wheel: ModuleType, recipe: Any, tmp_path: Path
+) -> None:
     built = llama_wheel.take_wheel(tmp_path, recipe=recipe, build=build_small_wheel)
     again = llama_wheel.take_wheel(tmp_path, recipe=recipe, build=refuse_to_build)
     assert built == again == tmp_path / recipe.key / "a-1-py3-none-any.whl"
@@ -53,7 +57,7 @@ def test_wheel_is_built_once_and_then_taken_from_the_cache(llama_wheel, recipe, 
     assert visible(tmp_path) == [recipe.key]
 
 
-def test_failed_build_leaves_nothing(llama_wheel, recipe, tmp_path: Path) -> None:
+def test_failed_build_leaves_nothing(llama_wheel: ModuleType, recipe: Any, tmp_path: Path) -> None:
     def fail_half_way(folder: Path) -> Path:
         build_small_wheel(folder).write_bytes(b"whe")
         raise OSError(28, "No space left on device")
@@ -63,7 +67,9 @@ def test_failed_build_leaves_nothing(llama_wheel, recipe, tmp_path: Path) -> Non
     assert visible(tmp_path) == []
 
 
-def test_remains_of_a_killed_build_are_swept_and_never_used(llama_wheel, recipe, tmp_path: Path) -> None:
+def test_remains_of_a_killed_build_are_swept_and_never_used(
+    llama_wheel: ModuleType, recipe: Any, tmp_path: Path
+) -> None:
     remains = tmp_path / f"{llama_wheel.UNFINISHED}{recipe.key}-x"
     remains.mkdir()
     build_small_wheel(remains).write_bytes(b"half")
@@ -73,7 +79,9 @@ def test_remains_of_a_killed_build_are_swept_and_never_used(llama_wheel, recipe,
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove", "receipt"])
-def test_damaged_entry_is_built_again(damage: str, llama_wheel, recipe, tmp_path: Path) -> None:
+def test_damaged_entry_is_built_again(
+    damage: str, llama_wheel: ModuleType, recipe: Any, tmp_path: Path
+) -> None:
     wheel = llama_wheel.take_wheel(tmp_path, recipe=recipe, build=build_small_wheel)
     if damage == "truncate":
         wheel.write_bytes(b"whe")
@@ -84,7 +92,7 @@ def test_damaged_entry_is_built_again(damage: str, llama_wheel, recipe, tmp_path
     assert llama_wheel.take_wheel(tmp_path, recipe=recipe, build=build_small_wheel).read_bytes() == b"wheel"
 
 
-def test_two_setups_at_once_build_once(llama_wheel, recipe, tmp_path: Path) -> None:
+def test_two_setups_at_once_build_once(llama_wheel: ModuleType, recipe: Any, tmp_path: Path) -> None:
     started, builds = threading.Barrier(2), []
 
     def build(folder: Path) -> Path:
@@ -103,7 +111,7 @@ def test_two_setups_at_once_build_once(llama_wheel, recipe, tmp_path: Path) -> N
     assert len(builds) == 1
 
 
-def test_key_depends_on_every_field(llama_wheel, recipe) -> None:
+def test_key_depends_on_every_field(llama_wheel: ModuleType, recipe: Any) -> None:
     fields = [field.name for field in dataclasses.fields(recipe)]
     keys = {recipe.key, *(dataclasses.replace(recipe, **{name: "other"}).key for name in fields)}
     assert len(keys) == 1 + len(fields)
@@ -111,7 +119,7 @@ def test_key_depends_on_every_field(llama_wheel, recipe) -> None:
 
 
 def test_recipe_turns_llamafile_off_and_covers_the_users_flags(
-    llama_wheel, monkeypatch, tmp_path: Path
+    llama_wheel: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lock = tmp_path / "llama.txt"
     lock.write_text("# a comment\nllama-cpp-python==0.3.36 \\\n    --hash=sha256:00\n")
@@ -126,7 +134,9 @@ def test_recipe_turns_llamafile_off_and_covers_the_users_flags(
     assert llama_wheel.plan_recipe(lock, compilers).key != plain.key
 
 
-def test_build_sees_no_flags_that_the_key_does_not_cover(llama_wheel, recipe, monkeypatch) -> None:
+def test_build_sees_no_flags_that_the_key_does_not_cover(
+    llama_wheel: Any, recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("CFLAGS", "CXXFLAGS", "LDFLAGS", "CMAKE_ARGS", "CMAKE_BUILD_TYPE", "SKBUILD_CMAKE_DEFINE"):
         monkeypatch.setenv(name, "-O0")
     monkeypatch.setenv("CMAKE_BUILD_PARALLEL_LEVEL", "2")
@@ -139,7 +149,7 @@ def test_build_sees_no_flags_that_the_key_does_not_cover(llama_wheel, recipe, mo
 
 
 def test_long_command_shows_progress_and_keeps_its_output_in_a_log(
-    llama_wheel, capsys, tmp_path: Path
+    llama_wheel: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     progress = importlib.import_module("progress")
     program = "for i in range(1, 41): print(f'[{i}/40] cc x.c')"
@@ -158,7 +168,7 @@ def test_long_command_shows_progress_and_keeps_its_output_in_a_log(
     assert len((tmp_path / "log").read_text().splitlines()) == 40
 
 
-def test_failed_command_keeps_the_end_of_its_output(llama_wheel, tmp_path: Path) -> None:
+def test_failed_command_keeps_the_end_of_its_output(llama_wheel: Any, tmp_path: Path) -> None:
     progress = importlib.import_module("progress")
     program = "import sys; [print(i) for i in range(100)]; sys.exit(3)"
     with pytest.raises(progress.CommandFailed, match="building: exit status 3") as failure:

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import psutil
@@ -37,11 +38,11 @@ ENGINE = ["llama", "--threads", "1", "--n-ctx", "2000", "--max-num-seqs", "4"]
 CURVE = ["--max-concurrency", "1", "--max-concurrency", "2"]
 
 
-def run(command, *arguments: str) -> ExitCode:
+def run(command: Any, *arguments: str) -> ExitCode:
     return command.main([str(argument) for argument in arguments], standalone_mode=False)
 
 
-def test_bench_command_writes_rows_and_refuses_nonsense(tmp_path: Path):
+def test_bench_command_writes_rows_and_refuses_nonsense(tmp_path: Path) -> None:
     common = ["llama", "--threads", "1", "--n-ctx", "2000", "--num-prompts", "4", "--random-output-len", "4"]
     saved = ["--save-result", "--result-dir", str(tmp_path)]
     code = bench_command.main([*common, "--max-concurrency", "2", *saved], standalone_mode=False)
@@ -58,7 +59,9 @@ def test_bench_command_writes_rows_and_refuses_nonsense(tmp_path: Path):
             bench_command.main([*common, *wrong], standalone_mode=False)
 
 
-def test_bench_in_which_a_request_failed_says_so_and_does_not_exit_0(capsys: pytest.CaptureFixture[str]):
+def test_bench_in_which_a_request_failed_says_so_and_does_not_exit_0(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Prompts of 90 to 270 tokens for a pool of 200 cells: some can never be served."""
     pool = ["llama", "--threads", "1", "--n-ctx", "200", "--max-concurrency", "1", "--num-prompts", "8"]
     work = ["--random-input-len", "180", "--random-output-len", "2", "--random-range-ratio", "0.5"]
@@ -70,7 +73,7 @@ def test_bench_in_which_a_request_failed_says_so_and_does_not_exit_0(capsys: pyt
     assert run(bench_command, *hopeless) is ExitCode.UNKNOWN
 
 
-def test_bench_writes_telemetry_that_is_read_back(tmp_path: Path):
+def test_bench_writes_telemetry_that_is_read_back(tmp_path: Path) -> None:
     steps = tmp_path / "steps.jsonl"
     work = ["--num-prompts", "4", "--random-input-len", "10", "--random-output-len", "5"]
     assert run(bench_command, *ENGINE, *work, *CURVE, "--telemetry", steps) is ExitCode.PASS
@@ -87,7 +90,7 @@ def test_bench_writes_telemetry_that_is_read_back(tmp_path: Path):
 # -- ceiling
 
 
-def test_more_lanes_than_the_state_budget_affords_cost_one_line_that_names_it():
+def test_more_lanes_than_the_state_budget_affords_cost_one_line_that_names_it() -> None:
     """Three ids of a hybrid are spare: what holds nothing, padding, a prefix."""
     budget = ["--state-budget", 7 * read_facts(resolve_model("falcon_h1").path).slot_bytes()]
     engine = ["falcon_h1", "--threads", "1", "--n-ctx", "500", *budget, "--max-num-seqs"]
@@ -116,7 +119,9 @@ def test_more_lanes_than_the_state_budget_affords_cost_one_line_that_names_it():
         ({"model": "llama", "pool_cells": 20}, 20, "attention cells"),
     ],
 )
-def test_ceiling_is_the_smallest_component_and_named(change, most, binding):
+def test_ceiling_is_the_smallest_component_and_named(
+    change: dict[str, int | Layout | str], most: int, binding: str
+) -> None:
     settings = EngineSettings(**change)
     family, facts = load_family(settings.model), read_facts(resolve_model(settings.model).path)
     assert sequence_count(replace(settings, max_num_seqs=most), family, facts) >= most
@@ -124,7 +129,7 @@ def test_ceiling_is_the_smallest_component_and_named(change, most, binding):
         sequence_count(replace(settings, max_num_seqs=most + 1), family, facts)
 
 
-def test_state_budget_bounds_the_ids_of_a_hybrid_and_of_nobody_else():
+def test_state_budget_bounds_the_ids_of_a_hybrid_and_of_nobody_else() -> None:
     def ids(model: str, slots: int | None) -> int:
         facts = read_facts(resolve_model(model).path)
         budget = None if slots is None else slots * max(facts.slot_bytes(), 1)
@@ -140,7 +145,7 @@ def test_state_budget_bounds_the_ids_of_a_hybrid_and_of_nobody_else():
 SMALL_GATE = ["--target", "2", "--num-prompts", "4", "--curve-prompts", "2", "--pairs", "1"]
 
 
-def test_cutover_prints_a_verdict_per_model_and_exits_with_the_worst(tmp_path: Path):
+def test_cutover_prints_a_verdict_per_model_and_exits_with_the_worst(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     code = run(cutover_command, *ENGINE, *SMALL_GATE, "--curve", "2", "--check-sessions", "4", "--json", out)
     found = json.loads(out.read_text())
@@ -152,7 +157,9 @@ def test_cutover_prints_a_verdict_per_model_and_exits_with_the_worst(tmp_path: P
     assert code != ExitCode.PASS and len(verdicts) == 12  # four requests carry no p99, so a row is unknown
 
 
-def test_model_that_is_not_correct_is_not_measured(monkeypatch, tmp_path, capsys):
+def test_model_that_is_not_correct_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def suite(family: str, layout: Layout, **_: object) -> SimpleNamespace:
         verdict = Verdict.FAIL if family == "llama" else Verdict.PASS
         return SimpleNamespace(verdict=verdict, bit_identical=3, sessions=4, reason="")
@@ -175,7 +182,7 @@ def test_model_that_is_not_correct_is_not_measured(monkeypatch, tmp_path, capsys
 # -- peers
 
 
-def test_llama_server_gets_the_same_model_threads_context_and_slots():
+def test_llama_server_gets_the_same_model_threads_context_and_slots() -> None:
     command = llama_server_command(Path("llama-server"), SETTINGS, 1234)
     pairs = dict(zip(command[1::2], command[2::2], strict=False))
     assert (pairs["-t"], pairs["-c"], pairs["-np"], pairs["--port"]) == ("1", "2000", "8", "1234")
@@ -183,14 +190,14 @@ def test_llama_server_gets_the_same_model_threads_context_and_slots():
     assert workload_of(32, 64, 3, 0).lengths == Lengths(input_len=32, output_len=64)
 
 
-def test_peer_that_says_much_is_not_blocked_by_a_pipe_that_nobody_reads():
+def test_peer_that_says_much_is_not_blocked_by_a_pipe_that_nobody_reads() -> None:
     port = free_port()
     with running_server(small_server(port=port, noise=10_000), f"http://127.0.0.1:{port}") as url:
         for _ in range(20):
             assert httpx.get(url, timeout=10.0, trust_env=False).text == "ok"
 
 
-def test_peer_that_ends_while_starting_says_why():
+def test_peer_that_ends_while_starting_says_why() -> None:
     command = small_server(before="sys.exit('no such model')")
     with pytest.raises(UsageError, match=r"server ended while starting in .*exited with 1: no such model"):
         with running_server(command, "http://127.0.0.1:1"):
@@ -208,7 +215,7 @@ os.execv(sys.executable, [sys.executable, "-m", "parity.cli", "serve", given["-m
 """
 
 
-def test_price_of_exactness_has_a_row_per_layout_concurrency_and_prompt(tmp_path: Path):
+def test_price_of_exactness_has_a_row_per_layout_concurrency_and_prompt(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
     work = ["--concurrency", "1,2", "--input-lens", "8,16", "--output-len", "2", "--pairs", "1"]
     assert run(peers_command, *ENGINE, *work, "--against", "layouts", "--json", out) is ExitCode.PASS
@@ -221,12 +228,12 @@ def test_price_of_exactness_has_a_row_per_layout_concurrency_and_prompt(tmp_path
 
 
 @pytest.mark.parametrize("option", ["--concurrency", "--input-lens"])
-def test_number_that_is_none_is_reported_under_its_own_option(option: str):
+def test_number_that_is_none_is_reported_under_its_own_option(option: str) -> None:
     with pytest.raises(UsageError, match=f"'1,x' in {option}"):
         run(peers_command, *ENGINE, option, "1,x")
 
 
-def test_servers_are_compared_side_by_side_and_ended(tmp_path: Path):
+def test_servers_are_compared_side_by_side_and_ended(tmp_path: Path) -> None:
     """A stand-in that takes llama-server's flags is started, measured beside ours and stopped."""
     binary, log, out = tmp_path / "llama-server", tmp_path / "log", tmp_path / "rows.json"
     binary.write_text(STAND_IN.format(python=sys.executable, log=str(log)))
@@ -243,7 +250,7 @@ def test_servers_are_compared_side_by_side_and_ended(tmp_path: Path):
     assert " -c 2000 -np 4 " in line
 
 
-def test_server_that_does_not_start_is_named(tmp_path: Path):
+def test_server_that_does_not_start_is_named(tmp_path: Path) -> None:
     given = ["llama", "--threads", "1", "--n-ctx", "2000", "--against", "server", "--output-len", "2"]
     with pytest.raises(UsageError, match="llama-server"):
         peers_command.main([*given, "--llama-server", str(tmp_path / "llama-server")], standalone_mode=False)

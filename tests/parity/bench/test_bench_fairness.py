@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from parity.bench.bench_run import BenchRun, RequestRecord
 from parity.bench.fairness import goodput_by_rate, outcome_columns, outcome_lines, served_requests
 from parity.bench.over_http import policy_fields
-from parity.bench.records import BenchRun, RequestRecord
 from parity.bench.sweep import csv_text
 from parity.bench.workload import Job, Lengths, Workload
 from parity.checkers.outcomes import End
 from scheduler.records import ServiceLevel
 
 
-def record(number: int, client: str, *times_s: float, **fields) -> RequestRecord:
+def record(number: int, client: str, *times_s: float, **fields: Any) -> RequestRecord:
     values = {"due_s": 0.0, "end_s": (times_s or (0.0,))[-1], "slo": ServiceLevel(ttft_ms=200.0), **fields}
     return RequestRecord(
         index=number,
@@ -36,7 +38,7 @@ RUN = BenchRun(
 )
 
 
-def test_every_offered_request_ends_in_one_way():
+def test_every_offered_request_ends_in_one_way() -> None:
     assert [(s.session, s.end, s.is_valid) for s in served_requests(RUN)] == [
         (0, End.COMPLETED, True),
         (1, End.COMPLETED, False),
@@ -55,7 +57,7 @@ def test_every_offered_request_ends_in_one_way():
     assert row["offered_attainment"] == 0.25
 
 
-def test_service_by_client_counts_prompts_with_their_first_token_and_outputs_twice():
+def test_service_by_client_counts_prompts_with_their_first_token_and_outputs_twice() -> None:
     clients = {item["client"]: item for item in outcome_columns(RUN)["clients"]}
     assert clients["a"]["service"] == 10 + 2 * 2 + 10 + 2
     assert clients["b"]["service"] == 10 + 2
@@ -70,7 +72,7 @@ def test_service_by_client_counts_prompts_with_their_first_token_and_outputs_twi
     ]
 
 
-def test_a_csv_has_single_values_only():
+def test_a_csv_has_single_values_only() -> None:
     assert csv_text([{"mix": "m", **outcome_columns(RUN)}]).splitlines()[0] == (
         "mix,offered,valid,late,broken,rejected,open,offered_attainment"
     )
@@ -80,13 +82,13 @@ def row(rate: float, attainment: float, mix: str = "m") -> dict:
     return {"mix": mix, "prefix": "unique", "request_rate": rate, "offered_attainment": attainment}
 
 
-def test_goodput_is_the_rate_before_the_first_that_fails_by_workload():
+def test_goodput_is_the_rate_before_the_first_that_fails_by_workload() -> None:
     rows = [row(4.0, 0.95), row(1.0, 1.0), row(2.0, 0.9), row(8.0, 0.5), row(3.0, 1.0, "other")]
     assert {name: found.rate for name, found in goodput_by_rate(rows, alpha=0.9).items()} == {"m unique": 4.0}
     assert goodput_by_rate(rows, alpha=0.91)["m unique"].rate == 1.0  # 2 fails, whatever comes after it
 
 
-def test_clients_and_priorities_take_turns_and_stay_with_their_conversation():
+def test_clients_and_priorities_take_turns_and_stay_with_their_conversation() -> None:
     lengths = Lengths(input_len=4, output_len=2)
     slo = ServiceLevel(ttft_ms=5.0)
     jobs = Workload(name="w", lengths=lengths, num_prompts=5, clients=2, priorities=3, slo=slo).jobs()
@@ -115,5 +117,7 @@ def test_clients_and_priorities_take_turns_and_stay_with_their_conversation():
         ({"slo": ServiceLevel(tbt_ms=5.0)}, {"slo": {"tbt_ms": 5.0}}),
     ],
 )
-def test_a_server_is_told_what_is_not_the_default(fields, sent):
+def test_a_server_is_told_what_is_not_the_default(
+    fields: dict[str, int | ServiceLevel | str], sent: dict[str, dict[str, float] | int | str]
+) -> None:
     assert policy_fields(Job(index=0, prompt=(1,), max_tokens=1, **fields)) == sent

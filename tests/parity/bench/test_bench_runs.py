@@ -8,9 +8,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from parity.bench.bench_run import BenchRun, RequestRecord
 from parity.bench.cutover import (
     Cutover,
     CutoverOptions,
@@ -25,7 +27,6 @@ from parity.bench.in_process import InProcessDriver
 from parity.bench.over_http import HttpDriver
 from parity.bench.peers import raw_row
 from parity.bench.plots import save_plots
-from parity.bench.records import BenchRun, RequestRecord
 from parity.bench.replay import CallRecorder, replay_s
 from parity.bench.summary import Goodput
 from parity.bench.sweep import Point, SweepOptions, csv_text, run_sweep
@@ -60,7 +61,7 @@ def check_records(run: BenchRun, count: int) -> None:
         assert record.token_times_s[-1] <= record.end_s <= run.duration_s
 
 
-def test_closed_loop_serves_every_request_and_counts_exactly(served: ServedModel):
+def test_closed_loop_serves_every_request_and_counts_exactly(served: ServedModel) -> None:
     run = InProcessDriver(served).run_closed(workload().jobs(), concurrency=4)
     check_records(run, 8)
     assert run.engine["peak_running"] <= 4 and run.engine["engine_failures"] == 0
@@ -69,13 +70,13 @@ def test_closed_loop_serves_every_request_and_counts_exactly(served: ServedModel
     assert run.engine["peak_rss_bytes"] > 1e6
 
 
-def test_single_lane_never_runs_two(served: ServedModel):
+def test_single_lane_never_runs_two(served: ServedModel) -> None:
     run = InProcessDriver(served, policy="single_lane").run_closed(workload().jobs(), concurrency=4)
     check_records(run, 8)
     assert run.engine["peak_running"] == 1
 
 
-def test_open_loop_sends_at_its_times_and_not_before(served: ServedModel):
+def test_open_loop_sends_at_its_times_and_not_before(served: ServedModel) -> None:
     times = [0.0, 0.0, 0.01, 0.05]
     run = InProcessDriver(served).run_open(workload(4).jobs(), times_s=times)
     check_records(run, 4)
@@ -88,7 +89,7 @@ def too_large(index: int) -> Job:
     return Job(index=index, prompt=(1,) * (SETTINGS.pool_cells + 1), max_tokens=2)
 
 
-def test_refused_request_leaves_its_lane_to_the_next(served: ServedModel):
+def test_refused_request_leaves_its_lane_to_the_next(served: ServedModel) -> None:
     jobs = [too_large(90), *workload(3).jobs(), too_large(91)]
     with serving(served, AppSettings(model_name="llama")) as url:
         over_http = HttpDriver(url, "llama").run_closed(jobs, concurrency=1)
@@ -99,13 +100,13 @@ def test_refused_request_leaves_its_lane_to_the_next(served: ServedModel):
         assert all(record.error for record in run.requests if record.index >= 90)
 
 
-def test_open_loop_whose_last_request_is_refused_ends(served: ServedModel):
+def test_open_loop_whose_last_request_is_refused_ends(served: ServedModel) -> None:
     run = InProcessDriver(served).run_open([too_large(0)], times_s=[0.0])
     assert len(run.requests) == 1 and not run.completed
 
 
-def test_shared_prefixes_and_conversations_hit_and_unique_prompts_do_not(served: ServedModel):
-    def saved(shape: PrefixShape, **variant) -> float:
+def test_shared_prefixes_and_conversations_hit_and_unique_prompts_do_not(served: ServedModel) -> None:
+    def saved(shape: PrefixShape, **variant: Any) -> float:
         run = InProcessDriver(served, **variant).run_closed(workload(6, shape).jobs(), concurrency=1)
         return run.engine["prefix_tokens_saved"]
 
@@ -115,7 +116,7 @@ def test_shared_prefixes_and_conversations_hit_and_unique_prompts_do_not(served:
     assert saved(PrefixShape.UNIQUE) < 6 * 16
 
 
-def test_replay_makes_the_same_calls_and_leaves_the_pool_empty(served: ServedModel):
+def test_replay_makes_the_same_calls_and_leaves_the_pool_empty(served: ServedModel) -> None:
     pool = served.engine.pool
     recorder = CallRecorder(served.engine)
     run = InProcessDriver(served, recorder=recorder).run_closed(workload().jobs(), concurrency=4)
@@ -127,7 +128,7 @@ def test_replay_makes_the_same_calls_and_leaves_the_pool_empty(served: ServedMod
 
 def test_replay_applies_every_memory_operation_of_the_run(
     served: ServedModel, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     pool, applied = served.engine.pool, []
     apply = pool.apply
     monkeypatch.setattr(pool, "apply", lambda ops: (applied.extend(ops), apply(ops)))
@@ -141,14 +142,14 @@ def test_replay_applies_every_memory_operation_of_the_run(
     assert any(call.ops and not len(call.tokens) for call in recorder.calls)
 
 
-def test_row_against_raw_calls_is_the_ratio_of_its_sides(served: ServedModel):
+def test_row_against_raw_calls_is_the_ratio_of_its_sides(served: ServedModel) -> None:
     pool = served.engine.pool
     assert pool.leftover_sequences() == []
     row = raw_row(served, workload(), 4, 1)
     assert row.ratio == pytest.approx(row.ours_tokens_per_s / row.peer_tokens_per_s)
 
 
-def test_http_driver_counts_the_same_tokens_as_the_server(served: ServedModel):
+def test_http_driver_counts_the_same_tokens_as_the_server(served: ServedModel) -> None:
     with serving(served, AppSettings(model_name="llama")) as url:
         run = HttpDriver(url, "llama").run_closed(workload(6, PrefixShape.MULTI_TURN).jobs(), concurrency=3)
         check_records(run, 6)
@@ -159,9 +160,9 @@ def test_http_driver_counts_the_same_tokens_as_the_server(served: ServedModel):
     assert not refused.completed and all("404" in record.error for record in refused.requests)
 
 
-def test_answer_of_another_form_fails_its_request_and_not_the_run(served: ServedModel):
+def test_answer_of_another_form_fails_its_request_and_not_the_run(served: ServedModel) -> None:
     class Listed(HttpDriver):
-        def _read_chunk(self, data, times_s, tokens):
+        def _read_chunk(self, data: dict[str, Any], times_s: list[Any], tokens: list[Any]) -> None:
             return super()._read_chunk([data], times_s, tokens)
 
     with serving(served, AppSettings(model_name="llama")) as url:
@@ -174,7 +175,7 @@ class Fixed:
 
     runs = 0
 
-    def run_closed(self, jobs, *, concurrency):
+    def run_closed(self, jobs: list[Job], *, concurrency: int) -> BenchRun:
         Fixed.runs += 1
         records = tuple(
             RequestRecord(index=i, prompt_tokens=1, token_times_s=(1.0, 2.0), end_s=2.0) for i in range(4)
@@ -184,7 +185,7 @@ class Fixed:
     run_open = None
 
 
-def test_sweep_runs_a_point_once_and_other_settings_anew(tmp_path: Path):
+def test_sweep_runs_a_point_once_and_other_settings_anew(tmp_path: Path) -> None:
     def sweep(target: str) -> list[dict]:
         options = SweepOptions(
             target={"model": target},
@@ -211,7 +212,7 @@ def test_sweep_runs_a_point_once_and_other_settings_anew(tmp_path: Path):
 # -- gate
 
 
-def test_gate_has_a_row_for_every_claim_and_overload_refuses_instead_of_failing():
+def test_gate_has_a_row_for_every_claim_and_overload_refuses_instead_of_failing() -> None:
     options = CutoverOptions(
         target=4,
         curve=(1, 4),
@@ -241,7 +242,7 @@ def test_gate_has_a_row_for_every_claim_and_overload_refuses_instead_of_failing(
     assert rows["throughput, N=4"].measured > 0
 
 
-def test_row_without_a_number_is_unknown_and_margins_decide_the_rest():
+def test_row_without_a_number_is_unknown_and_margins_decide_the_rest() -> None:
     assert at_least("m", "c", 2.0, 2.0).verdict is Verdict.PASS
     assert at_least("m", "c", 1.99, 2.0).verdict is Verdict.FAIL
     assert at_most("m", "c", 1.01, 1.0).verdict is Verdict.FAIL
@@ -252,12 +253,12 @@ def test_row_without_a_number_is_unknown_and_margins_decide_the_rest():
         assert option.default == margin > 0
 
 
-def test_ratio_with_failed_requests_is_none():
+def test_ratio_with_failed_requests_is_none() -> None:
     pairs = [({"x": 1.0, "failed": 0}, {"x": 9.0, "failed": 2})]
     assert median_ratio(pairs, "x") is None and sides(pairs, "x", "ms") == "2 requests failed"
 
 
-def test_ratio_is_the_median_over_pairs_and_none_where_a_side_has_none():
+def test_ratio_is_the_median_over_pairs_and_none_where_a_side_has_none() -> None:
     pairs = [({"x": 1.0}, {"x": 2.0}), ({"x": 1.0}, {"x": 9.0}), ({"x": 2.0}, {"x": 6.0})]
     assert median_ratio(pairs, "x") == 3.0
     assert median_ratio([({"x": 0.0}, {"x": 0.0})] * 3, "x") is None  # nothing against nothing shows nothing
@@ -275,7 +276,7 @@ def test_ratio_is_the_median_over_pairs_and_none_where_a_side_has_none():
         ("", 0, Verdict.UNKNOWN),
     ],
 )
-def test_overload_row_tells_refusals_from_failures(error, failures, verdict):
+def test_overload_row_tells_refusals_from_failures(error: str, failures: int, verdict: Verdict) -> None:
     served = RequestRecord(index=0, prompt_tokens=1, token_times_s=(1.0,), end_s=1.0)
     other = RequestRecord(index=1, prompt_tokens=1, error=error) if error else served
     run = BenchRun(duration_s=1.0, requests=(served, other), engine={"engine_failures": failures})

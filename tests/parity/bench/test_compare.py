@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -45,18 +46,18 @@ def saved(path: Path, *rows: tuple[Coordinates, float]) -> Path:
     return path
 
 
-def compare(first: Path, second: Path):
+def compare(first: Path, second: Path) -> Any:
     return CliRunner().invoke(
         command, [str(first), str(second)], standalone_mode=False, catch_exceptions=False
     )
 
 
-def test_equal_coordinates_are_comparable():
+def test_equal_coordinates_are_comparable() -> None:
     assert are_comparable(BASE, replace(BASE))
 
 
 @pytest.mark.parametrize("name", OTHER)
-def test_one_coordinate_that_differs_is_enough_and_is_named(name, tmp_path):
+def test_one_coordinate_that_differs_is_enough_and_is_named(name: str, tmp_path: Path) -> None:
     other = replace(BASE, **{name: OTHER[name]})
     assert not are_comparable(BASE, other)
     assert [said.split(" ")[0] for said in differences(BASE, other)] == [name]
@@ -66,12 +67,12 @@ def test_one_coordinate_that_differs_is_enough_and_is_named(name, tmp_path):
     assert "\n" not in refused.value.line
 
 
-def test_a_difference_says_the_part_and_both_values():
+def test_a_difference_says_the_part_and_both_values() -> None:
     other = replace(BASE, hardware={"cpu": "x", "threads": 2})
     assert [*differences(BASE, other)] == ["hardware differs: threads 1 and 2"]
 
 
-def test_comparable_rows_are_shown_side_by_side_whatever_their_order(tmp_path):
+def test_comparable_rows_are_shown_side_by_side_whatever_their_order(tmp_path: Path) -> None:
     wide = replace(BASE, load={"concurrency": 16})
     first = saved(tmp_path / "a.json", (BASE, 2.0), (wide, 4.0))
     second = saved(tmp_path / "b.json", (wide, 5.0), (BASE, 3.0))
@@ -82,13 +83,13 @@ def test_comparable_rows_are_shown_side_by_side_whatever_their_order(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": 3}', '{"rows": [{}]}', '{"rows": []}'])
-def test_a_file_without_results_is_refused(text, tmp_path):
+def test_a_file_without_results_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(UsageError):
         compare(tmp_path / "a.json", saved(tmp_path / "b.json", (BASE, 1.0)))
 
 
-def test_a_bench_row_carries_its_workload_load_objectives_and_metric():
+def test_a_bench_row_carries_its_workload_load_objectives_and_metric() -> None:
     workload = Workload(
         name="w",
         lengths=Lengths(input_len=4, output_len=2),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -27,7 +29,9 @@ ALONE = Answer((4, 5, 6), ("a", "b", "c"))
         (Answer((4, 5, 6, 7), ("a", "b", "c", "d")), False, 3, 3),  # a token too many
     ],
 )
-def test_comparison_names_the_first_differing_step(actual, complete, bits_step, bytes_step) -> None:
+def test_comparison_names_the_first_differing_step(
+    actual: Answer, complete: bool, bits_step: int | None, bytes_step: int | None
+) -> None:
     comparison = compare_session(0, ALONE, actual, complete=complete)
 
     assert (comparison.bits_step, comparison.bytes_step) == (bits_step, bytes_step)
@@ -79,7 +83,9 @@ def test_merged_verdict_is_the_worst_and_of_nothing_unknown() -> None:
     assert Verdict.merge([]) is Verdict.UNKNOWN
 
 
-def test_explanation_names_session_step_tokens_margin_neighbours_chunks_cells_and_replay(tmp_path) -> None:
+def test_explanation_names_session_step_tokens_margin_neighbours_chunks_cells_and_replay(
+    tmp_path: Path,
+) -> None:
     case = Case(family="llama", model="llama", sessions=(Session(prompt=(5,), max_tokens=1),))
     divergence = Divergence(
         session=3,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +19,12 @@ from parity.mutants import cases, sharing_cases
 from parity.records import Case, Fault, FaultKind, Finding
 from parity.run.judge import LogitsRecorder
 from parity.run.runner import exact_engine, run_exact_case
+from scheduler.engine import Batch
 from scheduler.loop import Scheduler
 from scheduler.memory import Memory
 from scheduler.policies import make_policy
-from scheduler.records import Completion, FinishReason
+from scheduler.records import Completion, FinishReason, IterationPlan, IterationResult
+from scheduler.telemetry import StepRecord
 
 CASE = cases.mixed("llama")
 
@@ -129,7 +132,7 @@ def ended(tokens: tuple[int, ...], given: list[tuple[int, int]], *, fired: tuple
     """Session 0 was given (step, token) pairs and ended with ``tokens``."""
     reason = FinishReason.CANCELLED if fired else FinishReason.LENGTH
     run = Run(CASE, completions={0: Completion("s0", 0, tokens, reason)}, fired=list(fired))
-    run.emitted_at, run.streams = {0: [step for step, _ in given]}, {0: [token for _, token in given]}
+    run.given_at, run.streams = {0: [step for step, _ in given]}, {0: [token for _, token in given]}
     return run
 
 
@@ -181,7 +184,7 @@ def test_recorder_keeps_the_last_row_of_a_position() -> None:
 
 
 @contextmanager
-def scheduler_method(name: str, faulty) -> Iterator[None]:
+def scheduler_method(name: str, faulty: Callable[..., Any]) -> Iterator[None]:
     original = getattr(Scheduler, name)
     setattr(Scheduler, name, faulty(original))
     try:
@@ -193,8 +196,8 @@ def scheduler_method(name: str, faulty) -> Iterator[None]:
 def test_livelock_is_a_cycle_and_ends_after_a_few_rounds() -> None:
     """Two sessions preempt each other before either has a new row: one's rebuild costs the other's rows."""
 
-    def faulty(original):
-        def finish(self, result, now_ms):
+    def faulty(original: Callable[..., Any]) -> Callable[..., Any]:
+        def finish(self: Any, result: IterationResult, now_ms: float) -> StepRecord:
             record = original(self, result, now_ms)
             running = list(self.table.running)
             if self._decision > 5 and running:
@@ -219,7 +222,14 @@ def test_livelock_is_a_cycle_and_ends_after_a_few_rounds() -> None:
 def test_step_that_fails_unasked_names_step_sessions_and_intervals() -> None:
     calls = []
 
-    def faulty(self, plan, batch, now_ms, *, original=ExactEngine.execute):
+    def faulty(
+        self: Any,
+        plan: IterationPlan,
+        batch: Batch,
+        now_ms: float,
+        *,
+        original: Callable[..., Any] = ExactEngine.execute,
+    ) -> Callable[..., Any] | IterationResult | None:
         calls.append(plan)
         if len(calls) == 3:
             self.fail_next()

@@ -20,13 +20,13 @@ from tests.parity.checkers.test_ledgers import served
 # -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_completion_conditioned_figure_shown_as_offered_is_refused():
+def test_a_completion_conditioned_figure_shown_as_offered_is_refused() -> None:
     with pytest.raises(ValueError, match="offered_attainment is counted over offered"):
         Figure(name="offered_attainment", count=122, over=122, denominator="completed")
 
 
 @pytest.mark.parametrize("name", sorted(DENOMINATORS))
-def test_every_figure_has_one_denominator(name):
+def test_every_figure_has_one_denominator(name: str) -> None:
     ledger = ledger_of([served((1.0,)), served((), End.REJECTED), served((2.0,), End.OPEN)], window_ms=500.0)
     figure = ledger.figure(name)
     assert figure.denominator == DENOMINATORS[name]
@@ -35,7 +35,7 @@ def test_every_figure_has_one_denominator(name):
             replace(figure, denominator=other)
 
 
-def test_three_attainments_and_four_rates_differ_in_their_denominators():
+def test_three_attainments_and_four_rates_differ_in_their_denominators() -> None:
     cohort = [
         served((1.0, 2.0)),
         served((9.0,), slo=ServiceLevel(ttft_ms=1.0)),
@@ -55,14 +55,14 @@ def test_three_attainments_and_four_rates_differ_in_their_denominators():
     }
 
 
-def test_a_fraction_of_nothing_is_undefined():
+def test_a_fraction_of_nothing_is_undefined() -> None:
     ledger = ledger_of([served((), End.REJECTED)], window_ms=1.0)
     assert ledger.figure("completed_attainment").value is None
     assert ledger.figure("offered_attainment").value == 0
 
 
 @given(st.lists(st.sampled_from(list(End)), max_size=30), st.sampled_from([None, 1.0]))
-def test_outcomes_always_close(ends, limit):
+def test_outcomes_always_close(ends: list[End], limit: float | None) -> None:
     cohort = [served((2.0,), end, ServiceLevel(ttft_ms=limit)) for end in ends]
     ledger = ledger_of(cohort, window_ms=1.0)
     assert ledger.offered == ledger.valid + ledger.missed + ledger.rejected + ledger.open == len(ends)
@@ -75,7 +75,7 @@ def test_outcomes_always_close(ends, limit):
 #
 
 
-def test_a_theorem_without_its_premises_is_refused():
+def test_a_theorem_without_its_premises_is_refused() -> None:
     claim = claim_vtc_bound(
         replay(busy_case("fcfs")).run,
         "a",
@@ -94,7 +94,7 @@ def test_a_theorem_without_its_premises_is_refused():
         BoundClaim(premises={}, gap=0, bound=16)
 
 
-def test_a_cancelled_session_is_missed_and_a_window_that_closes_early_leaves_sessions_open():
+def test_a_cancelled_session_is_missed_and_a_window_that_closes_early_leaves_sessions_open() -> None:
     faults = (Fault(kind=FaultKind.CANCEL, step=6, session=1),)
     run = replay(busy_case("fcfs", faults=faults)).run
     assert run.completions[1].reason is FinishReason.CANCELLED
@@ -104,7 +104,7 @@ def test_a_cancelled_session_is_missed_and_a_window_that_closes_early_leaves_ses
     assert early.open > 0 and early.emitted_tokens < whole.emitted_tokens
 
 
-def test_the_cost_model_refuses_nonsense():
+def test_the_cost_model_refuses_nonsense() -> None:
     for bad in ((0.0, 1), (10.0, 0), (float("nan"), 1)):
         with pytest.raises(ValueError):
             ExclusiveCost(*bad)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from parity.cases.strategies import landmark
@@ -15,6 +18,7 @@ from scheduler.engine import PAD_ROW, Call, MemoryOp, OpKind
 from scheduler.limits import Layout
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
+from scheduler.records import IterationResult
 from scheduler.telemetry import StepRecord
 
 
@@ -54,7 +58,7 @@ def test_our_scheduler_counts_what_the_trace_proves(family: str, layout: Layout)
     "make", [cases.crowded, cases.failing, cases.rebuilt_in_vain, cases.refilled, cases.exactly_full]
 )
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3next"])
-def test_no_mark_is_proved_that_did_not_happen(make, family: str, layout: Layout) -> None:
+def test_no_mark_is_proved_that_did_not_happen(make: Callable[..., Any], family: str, layout: Layout) -> None:
     run = run_of(make(family, layout=layout))
     proved, own = count_marks(run), counted(run)
     assert all(proved[mark] <= own[mark] for mark in own)
@@ -64,7 +68,7 @@ def test_no_mark_is_proved_that_did_not_happen(make, family: str, layout: Layout
 class Boaster(Scheduler):
     """Never shares and is never full, preempts and resumes nobody, but counts as if it did."""
 
-    def finish(self, result, now_ms: float) -> StepRecord:
+    def finish(self, result: IterationResult, now_ms: float) -> StepRecord:
         record = super().finish(result, now_ms)
         for name in ("prefix_hits", "preempted", "resumed", "recompute_tokens", "engine_failures"):
             setattr(record, name, 7)

@@ -99,7 +99,14 @@ MARK_TABLE = [
 
 
 @pytest.mark.parametrize(("sessions", "checkers", "marks", "required", "verdict", "reason"), MARK_TABLE)
-def test_marks_and_sessions(sessions, checkers, marks, required, verdict, reason) -> None:
+def test_marks_and_sessions(
+    sessions: int,
+    checkers: tuple[str, ...],
+    marks: dict[str, int],
+    required: tuple[str, ...],
+    verdict: Verdict,
+    reason: str,
+) -> None:
     for layout in Layout:
         for tier in Tier:
             judged = verdict_of(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -24,7 +26,7 @@ def run_main(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[
 
 
 @pytest.mark.family_llama
-def test_check_writes_its_counts_and_exits_with_its_verdict(tmp_path) -> None:
+def test_check_writes_its_counts_and_exits_with_its_verdict(tmp_path: Path) -> None:
     path = tmp_path / "check.json"
 
     code = (
@@ -72,14 +74,16 @@ def test_check_writes_its_counts_and_exits_with_its_verdict(tmp_path) -> None:
         (["doctor", "no-such-file.gguf"], "no-such-file.gguf"),
     ],
 )
-def test_bad_input_costs_one_line_and_exit_64(arguments: list[str], says: str, capsys) -> None:
+def test_bad_input_costs_one_line_and_exit_64(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, error = run_main(arguments, capsys)
 
     assert code == ExitCode.USAGE
     assert says in error and error.count("\n") == 1
 
 
-def test_truncated_model_is_refused_in_one_line(tmp_path, capsys) -> None:
+def test_truncated_model_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cut.gguf"
     path.write_bytes(b"GGUF\x03\x00\x00\x00")
 
@@ -138,7 +142,7 @@ CASE = {
     ],
 )
 def test_case_that_cannot_be_run_costs_one_line_and_exit_64(
-    command: list[str], changed: dict, says: str, tmp_path, capsys
+    command: list[str], changed: dict, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "case.json"
     path.write_text(json.dumps({**CASE, **changed}), encoding="utf-8")
@@ -149,7 +153,7 @@ def test_case_that_cannot_be_run_costs_one_line_and_exit_64(
     assert says in error and error.count("\n") == 1
 
 
-def test_case_file_is_read_as_utf_8_or_refused(tmp_path, capsys) -> None:
+def test_case_file_is_read_as_utf_8_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "case.json"
     path.write_bytes(json.dumps({**CASE, "model": "modèle.gguf"}, ensure_ascii=False).encode("utf-8"))
     assert load_case(path).model == "modèle.gguf"
@@ -161,8 +165,10 @@ def test_case_file_is_read_as_utf_8_or_refused(tmp_path, capsys) -> None:
         assert "cannot be read" in error and error.count("\n") == 1
 
 
-def test_bug_of_ours_prints_its_traceback_and_exits_70(monkeypatch, capsys) -> None:
-    def broken(*arguments, **options):
+def test_bug_of_ours_prints_its_traceback_and_exits_70(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*arguments: Any, **options: Any) -> None:
         raise KeyError("a bug")
 
     monkeypatch.setattr(check, "run_suites", broken)
@@ -193,7 +199,9 @@ def test_case_file_with_a_wrong_value_is_refused_with_its_reason(key: str, value
         Case.from_json(json.dumps({**CASE, key: value}), where="case.json")
 
 
-def test_replay_on_the_exact_engine_passes_and_fails_as_the_case_does(capsys, monkeypatch) -> None:
+def test_replay_on_the_exact_engine_passes_and_fails_as_the_case_does(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = str(REPOSITORY / "tests" / "regressions" / "livelock_falcon_h1.json")
     assert run_main(["replay", "--exact", file], capsys)[0] == ExitCode.PASS
     monkeypatch.setattr("scheduler.memory.Memory.has_room", lambda self, rows: True)

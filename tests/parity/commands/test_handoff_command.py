@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +13,7 @@ from parity.errors import ExitCode, UsageError
 
 
 @pytest.mark.family_llama
-def test_command_measures_every_way_of_one_workload_and_writes_json(tmp_path) -> None:
+def test_command_measures_every_way_of_one_workload_and_writes_json(tmp_path: Path) -> None:
     out = tmp_path / "handoff.json"
     arguments = ["llama", "--split", "thirds", "--sessions", "2", "--rounds", "1", "--json", str(out)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -26,12 +27,12 @@ from scheduler.memory import Memory
 from tests.scheduler.serving import Serving, request
 
 
-def run(command, *arguments: str) -> str:
+def run(command: Any, *arguments: str) -> str:
     result = CliRunner().invoke(command, arguments, standalone_mode=False, catch_exceptions=False)
     return result.output
 
 
-def assumed(**change) -> Assumptions:
+def assumed(**change: Any) -> Assumptions:
     return Assumptions(
         **{"pool_cells": 1024, "floor_tokens": 64, "num_sequences": 64, "reserved_ids": 10, **change}
     )
@@ -167,7 +168,9 @@ def test_admission_that_reserves_rows_to_come_rebuilds_nothing(share: float) -> 
     assert run_churn(share, reserving=True, **CHURN).rebuild_rate == 0
 
 
-def test_cutting_the_last_rows_rebuilds_less_than_half_of_what_whole_rebuilds_do(monkeypatch) -> None:
+def test_cutting_the_last_rows_rebuilds_less_than_half_of_what_whole_rebuilds_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cut = run_churn(0.95, reserving=False, **CHURN)
     monkeypatch.setattr(Memory, "shorten", lambda self, view, available: 0)
     whole = run_churn(0.95, reserving=False, **CHURN)
@@ -187,11 +190,13 @@ def test_long_run_leaves_nothing_behind() -> None:
     assert endured.grown_blocks < 4000
 
 
-def test_step_cost_is_that_of_its_steps_with_everything_still_running(monkeypatch) -> None:
+def test_step_cost_is_that_of_its_steps_with_everything_still_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     records = []
 
     class Watched(scheduler_alone.Scheduler):
-        def step(self, now_ms: float):
+        def step(self, now_ms: float) -> Any:
             records.append(super().step(now_ms))
             return records[-1]
 
@@ -219,7 +224,9 @@ def endurance_verdicts(*arguments: str) -> tuple[ExitCode, list[str]]:
         ({"grown": 4001}, ["pass", "pass", "fail"]),
     ],
 )
-def test_endurance_judges_every_figure_and_fails_with_one(figures, verdicts, monkeypatch) -> None:
+def test_endurance_judges_every_figure_and_fails_with_one(
+    figures: dict[str, float], verdicts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     figures = {"seconds": 0.59, "long": 119.0, "grown": 4000, **figures}
     monkeypatch.setattr(endurance, "run_small_cases", lambda cases: figures["seconds"])
     monkeypatch.setattr(
@@ -234,7 +241,7 @@ def test_endurance_judges_every_figure_and_fails_with_one(figures, verdicts, mon
     assert code is (ExitCode.FAIL if "fail" in verdicts else ExitCode.PASS)
 
 
-def test_endurance_really_runs(monkeypatch) -> None:
+def test_endurance_really_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endurance, "LONG_QUEUE", 500)
     code, found = endurance_verdicts("--requests", "200", "--cases", "20")
     assert len(found) == 3 and code is (ExitCode.FAIL if "fail" in found else ExitCode.PASS)

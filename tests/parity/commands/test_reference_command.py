@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 from parity.cli import commands, main
 from parity.gate.jobs import run_job
 from parity.gate.plan import GateJob
-from parity.gate.records import CheckKind
+from parity.gate.result import CheckKind
 from parity.models import resolve_model
 from parity.records import Verdict
 from parity.suites import truth
@@ -31,7 +32,7 @@ def wrong_unified(monkeypatch: pytest.MonkeyPatch) -> None:
     """llama.cpp's row kernel answers as if one logit of position 4 were larger by 3."""
     true_answers = truth.answers_alone
 
-    def spoilt(model: str, way: truth.Way, prompts, **rest) -> list[np.ndarray]:
+    def spoilt(model: str, way: truth.Way, prompts: Any, **rest: Any) -> list[np.ndarray]:
         answers = [answer.copy() for answer in true_answers(model, way, prompts, **rest)]
         if way.name == "unified":
             answers[-1][4, 7] += 3

@@ -13,7 +13,7 @@ from parity.endpoint.openai_api import read_tokens
 from parity.endpoint.system import Refused
 
 
-def test_vllm_names_tokens_by_id():
+def test_vllm_names_tokens_by_id() -> None:
     logprobs = {
         "tokens": ["token_id:5", "token_id:7"],
         "token_logprobs": [-0.5, None],
@@ -26,7 +26,7 @@ def test_vllm_names_tokens_by_id():
         read_tokens(logprobs, [5], 0)
 
 
-def test_texts_that_hide_their_bytes_name_nothing():
+def test_texts_that_hide_their_bytes_name_nothing() -> None:
     entry = {"token": "\ufffd", "logprob": -1.0, "top_logprobs": [{"token": "\ufffd", "logprob": -1.0}]}
     (hidden,) = read_tokens({"content": [entry]}, None, 0)
     assert (hidden.id, hidden.key, hidden.top) == (None, None, ())
@@ -51,7 +51,7 @@ def sglang_event(text: str, count: int, *, repeats: bool, reason: dict | None = 
 
 
 @pytest.mark.parametrize("repeats", [True, False])
-def test_sglang_stream_repeats_its_text_and_adds_tokens(repeats: bool):
+def test_sglang_stream_repeats_its_text_and_adds_tokens(repeats: bool) -> None:
     last = sglang_event("ab", 2, repeats=repeats, reason={"type": "length", "length": 2})
     piece = sglang_api._read(last, Piece(text="a"), 1)
     assert (piece.text, piece.finish_reason, piece.cached_tokens) == ("b", "length", 2)
@@ -66,7 +66,7 @@ def entry(id_: int, data: bytes) -> Token:
     return Token(position=0, id=id_, key=id_, data=data, logprob=-1.0, spelled=((id_, data[-1:]),))
 
 
-def test_held_back_tokens_of_llama_server_find_their_places():
+def test_held_back_tokens_of_llama_server_find_their_places() -> None:
     # 226 is a part of a character: its byte came with 72's.
     entries = [entry(108, b"l"), entry(72, b"\xe2H"), entry(70, b"F")]
     tokens = align_entries([108, 226, 72, 70, 195], entries)
@@ -82,7 +82,7 @@ def test_held_back_tokens_of_llama_server_find_their_places():
         align_entries([1, 2], [entry(3, b"c")])
 
 
-def test_llama_servers_event_says_the_position_of_its_last_token():
+def test_llama_servers_event_says_the_position_of_its_last_token() -> None:
     event = {
         "index": 1,
         "content": "\ufffdp}",

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def by_check_endpoint(url: str, *more: str) -> ExitCode:
     return check_endpoint.main([url, "--model", "llama", *SMALL, *more], standalone_mode=False)
 
 
-def test_both_doors_have_the_same_options():
+def test_both_doors_have_the_same_options() -> None:
     """All but how the server is named, and what is for our own engine."""
     ours = {"families", "layouts", "policy", "policy_options", "sessions", "scheduler", "engine", "jobs"}
     names = {parameter.name for parameter in check.params} - ours - {"endpoint"}
@@ -58,7 +59,9 @@ def test_both_doors_have_the_same_options():
 
 
 @pytest.mark.parametrize("door", [by_check, by_check_endpoint])
-def test_default_is_what_the_server_gives(door, url: str, text_only: str, tmp_path: Path):
+def test_default_is_what_the_server_gives(
+    door: Callable[..., Any], url: str, text_only: str, tmp_path: Path
+) -> None:
     report = tmp_path / "report.json"
     for address, tier in ((url, "bits"), (text_only, "bytes")):
         assert door(address, "--json", str(report)) is ExitCode.PASS
@@ -68,18 +71,20 @@ def test_default_is_what_the_server_gives(door, url: str, text_only: str, tmp_pa
 
 
 @pytest.mark.parametrize("door", [by_check, by_check_endpoint])
-def test_tier_that_is_asked_for_is_never_lowered(door, text_only: str):
+def test_tier_that_is_asked_for_is_never_lowered(door: Callable[..., Any], text_only: str) -> None:
     assert door(text_only, "--tier", "bits") is ExitCode.UNKNOWN
     assert door(text_only, "--tier", "bytes") is ExitCode.PASS
 
 
 @pytest.mark.parametrize(("door", "fault"), [(by_check, swap_neighbours), (by_check_endpoint, forget_seed)])
-def test_server_that_mixes_up_is_exit_1_and_leaves_a_case(door, fault, start, tmp_path: Path):
+def test_server_that_mixes_up_is_exit_1_and_leaves_a_case(
+    door: Callable[..., Any], fault: Callable[..., Any], start: Any, tmp_path: Path
+) -> None:
     assert door(start(change=fault), "--cases", str(tmp_path / "cases")) is ExitCode.FAIL
     assert len(list((tmp_path / "cases").glob("system-*.json"))) == 1
 
 
-def test_option_that_would_change_nothing_is_refused(url: str):
+def test_option_that_would_change_nothing_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="--chat without --endpoint"):
         check.main(["--chat"], standalone_mode=False)
     with pytest.raises(UsageError, match="--sessions with --endpoint"):
@@ -90,7 +95,7 @@ def test_option_that_would_change_nothing_is_refused(url: str):
         by_check(url, "--extra-body", "{")
 
 
-def test_calibrated_file_is_the_baseline_of_the_next_check(url: str, tmp_path: Path):
+def test_calibrated_file_is_the_baseline_of_the_next_check(url: str, tmp_path: Path) -> None:
     noise = tmp_path / "noise.json"
     for seed in ("1", "2"):
         assert by_check_endpoint(url, "--seed", seed, "--calibrate", str(noise)) is ExitCode.PASS
@@ -102,13 +107,15 @@ def test_calibrated_file_is_the_baseline_of_the_next_check(url: str, tmp_path: P
         by_check(url, "--baseline", str(noise), "--max-tokens", "5")
 
 
-def test_faulty_server_is_no_baseline(start, tmp_path: Path):
+def test_faulty_server_is_no_baseline(start: Any, tmp_path: Path) -> None:
     noise = tmp_path / "noise.json"
     assert by_check_endpoint(start(change=swap_neighbours), "--calibrate", str(noise)) is ExitCode.FAIL
     assert not noise.exists()
 
 
-def test_rounds_go_on_for_the_duration(text_only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_rounds_go_on_for_the_duration(
+    text_only: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By a clock that adds a second at every look: one round is asked for, and three seconds of them."""
     ticks = itertools.count()
     monkeypatch.setattr("parity.endpoint.check.monotonic", lambda: float(next(ticks)))
@@ -118,7 +125,9 @@ def test_rounds_go_on_for_the_duration(text_only: str, tmp_path: Path, monkeypat
 
 
 @pytest.mark.nightly
-def test_streaming_clients_for_a_minute_lose_nothing_and_get_their_solo_texts(url: str, tmp_path: Path):
+def test_streaming_clients_for_a_minute_lose_nothing_and_get_their_solo_texts(
+    url: str, tmp_path: Path
+) -> None:
     report, clients = tmp_path / "report.json", str(NIGHTLY_CLIENTS)
     load = ["--prompts", clients, "--concurrency", clients, "--stream", "--duration", str(NIGHTLY_S)]
     code = check_endpoint.main(

@@ -36,19 +36,19 @@ def baseline(*distances: float, parted: int = 0) -> Baseline:
     return Baseline(key=KEY, version="b1", samples=samples)
 
 
-def test_limit_by_hand():
+def test_limit_by_hand() -> None:
     # 50 values, the five largest exceed the sixth (1.0) by 1, 1, 1, 1, 1: s = 1 (1 + 2 / sqrt 5), and
     # k n / (N rate) = 5 * 10 / (50 * 0.001) = 1000.
     values = [2.0] * 5 + [1.0] * 45
     assert tail_limit(values, 10) == pytest.approx(1 + (1 + 2 / math.sqrt(5)) * math.log(1000))
 
 
-def test_limit_of_a_server_that_never_moves_is_the_floor():
+def test_limit_of_a_server_that_never_moves_is_the_floor() -> None:
     assert tail_limit([0.0] * 100, 30) == tail_limit([], 30) == FLOOR
 
 
 @pytest.mark.parametrize("scale", [0.05, 0.5])
-def test_limit_alarms_in_less_than_one_of_a_hundred_runs(scale: float):
+def test_limit_alarms_in_less_than_one_of_a_hundred_runs(scale: float) -> None:
     """Made for one in a thousand; a limit is known from four runs of 30 questions. Seeded draws, no
     chance.
     """
@@ -61,7 +61,7 @@ def test_limit_alarms_in_less_than_one_of_a_hundred_runs(scale: float):
     assert alarms <= 20
 
 
-def test_more_partings_than_known():
+def test_more_partings_than_known() -> None:
     # One of ten thousand tokens known: three in a hundred are no chance, one is.
     assert is_more_often(3, 100, 1, 10_000)
     assert not is_more_often(1, 100, 1, 10_000)
@@ -69,13 +69,13 @@ def test_more_partings_than_known():
     assert not is_more_often(30, 300, 100, 1000)
 
 
-def test_partings_by_hand():
+def test_partings_by_hand() -> None:
     # Nothing known in as many tokens: hits are negative binomial with shape 1/2 and share 1/2:
     # P(0) = 0.7071, P(1) = P(0) / 4, P(2) = P(1) * 3/8, P(3) = P(2) * 5/12; so P(at least 3) is 0.0498.
     assert is_more_often(3, 50, 0, 50, rate=0.0499) and not is_more_often(3, 50, 0, 50, rate=0.0497)
 
 
-def test_partings_alarm_as_rarely_as_they_are_made_for():
+def test_partings_alarm_as_rarely_as_they_are_made_for() -> None:
     rng = random.Random(2)
 
     def hits(tokens: int) -> int:
@@ -85,14 +85,14 @@ def test_partings_alarm_as_rarely_as_they_are_made_for():
     assert alarms <= 3
 
 
-def test_larger_all_over_needs_size_and_rank():
+def test_larger_all_over_needs_size_and_rank() -> None:
     known = [0.04 + 0.001 * i for i in range(40)]
     assert is_larger_all_over([4 * value for value in known[:20]], known)
     assert not is_larger_all_over(known[:20], known)
     assert not is_larger_all_over([1.0] * 4, known)
 
 
-def test_baselines_are_merged_kept_and_refused_for_others(tmp_path: Path):
+def test_baselines_are_merged_kept_and_refused_for_others(tmp_path: Path) -> None:
     question = Question(prompt=(1, 2), max_tokens=4, logit_bias=((3, 1.5),), stop=("x",))
     choice = Choice(
         text="a", tokens=(Token(position=0, id=1, key=1, data=b"\xe2", logprob=-1.0, top=((1, -1.0),)),)

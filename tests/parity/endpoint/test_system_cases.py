@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -28,7 +29,7 @@ def questions(count: int = 24) -> list[Question]:
     return first_questions(count, seed=0, max_tokens=8, temperature=0.0, facts=RICH)
 
 
-def test_questions_have_trees_twins_long_ones_and_every_setting():
+def test_questions_have_trees_twins_long_ones_and_every_setting() -> None:
     asked = questions(36)
     assert len({question.prompt for question in asked}) == 36 and asked == questions(36)
     kinds = {question.kind for question in asked}
@@ -41,7 +42,7 @@ def test_questions_have_trees_twins_long_ones_and_every_setting():
     assert all(q.seed for q in asked if q.kind == "sampled")
 
 
-def test_later_questions_go_on_with_what_was_answered():
+def test_later_questions_go_on_with_what_was_answered() -> None:
     asked = questions()
     answers = [Answer(choices=(Choice(text=f"abcdefgh{i} xyz", finish_reason="length"),)) for i in range(24)]
     later, left = later_questions(asked, answers, seed=0, ids=[None] * 24)
@@ -63,7 +64,7 @@ def drawn(number: int, **changed: object) -> tuple[SystemCase, list[int | None]]
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_round_asks_every_question_and_waits_only_for_earlier_sessions(number: int):
+def test_round_asks_every_question_and_waits_only_for_earlier_sessions(number: int) -> None:
     case, asks = drawn(number)
     assert {index for index in asks if index is not None} == set(range(24))
     assert all(s.after is None or s.after < i for i, s in enumerate(case.sessions))
@@ -74,7 +75,7 @@ def test_round_asks_every_question_and_waits_only_for_earlier_sessions(number: i
     assert drawn(number) == (case, asks)
 
 
-def test_case_files_are_read_as_they_were_written(tmp_path: Path):
+def test_case_files_are_read_as_they_were_written(tmp_path: Path) -> None:
     case, _ = drawn(1)
     assert load_system_case(save_system_case(case, tmp_path)) == case
     for text in ("{}", '{"format": "system-1", "sessions": [], "limits": null, "chat": false}', "x"):
@@ -83,18 +84,18 @@ def test_case_files_are_read_as_they_were_written(tmp_path: Path):
             load_system_case(tmp_path / "bad.json")
 
 
-def test_session_that_waits_for_a_later_one_is_refused():
+def test_session_that_waits_for_a_later_one_is_refused() -> None:
     waits = SystemCase(sessions=(SystemSession(question=questions(1)[0], after=0),))
     with pytest.raises(UsageError, match="no earlier one"):
         SystemCase.from_json(waits.to_json(), where="here")
 
 
-def test_events_decide_when_sessions_start_and_leave():
+def test_events_decide_when_sessions_start_and_leave() -> None:
     """Session 1 is sent when 0 has given two tokens, 2 when 1 has left, 3 leaves before its first token."""
     seen: list[tuple[str, int]] = []
 
     class Watched(StandIn):
-        def step_rows(self):
+        def step_rows(self) -> Any:
             rows = super().step_rows()
             seen.extend((bytes(s.prompt).decode(), len(s.context)) for s, _, _ in rows)
             return rows
@@ -109,7 +110,7 @@ def test_events_decide_when_sessions_start_and_leave():
         )
     )
 
-    async def run(url: str):
+    async def run(url: str) -> Any:
         access = EndpointOptions().access(url, "toy")
         system = await connect(url, access)
         try:
@@ -134,12 +135,14 @@ def test_events_decide_when_sessions_start_and_leave():
     ("order", "turns"),
     [([0, 0, 0, 1, 1, 1], 1), ([0, 0, 1, 0, 1, 1], 3), ([0, 1, 2] * 4, 7), ([0], 0), ([], 0)],
 )
-def test_turns_of_streams(order: list[int], turns: int):
+def test_turns_of_streams(order: list[int], turns: int) -> None:
     assert count_turns(order) == turns
 
 
 @pytest.mark.parametrize(("server", "most"), [(SwapsNeighbours, 2), (NeighboursLogprobs, 2)])
-def test_fault_is_shrunk_to_few_sessions_and_replayed(server: type[StandIn], most: int, tmp_path: Path):
+def test_fault_is_shrunk_to_few_sessions_and_replayed(
+    server: type[StandIn], most: int, tmp_path: Path
+) -> None:
     with running(server()) as url:
         options = EndpointOptions(
             **{**SMALL, "rounds": 1, "max_tokens": 24, "shrink_runs": 25, "cases": tmp_path}
@@ -154,7 +157,7 @@ def test_fault_is_shrunk_to_few_sessions_and_replayed(server: type[StandIn], mos
         assert replay.main(arguments, standalone_mode=False) is ExitCode.PASS
 
 
-def test_replay_of_a_servers_case_needs_a_server(tmp_path: Path):
+def test_replay_of_a_servers_case_needs_a_server(tmp_path: Path) -> None:
     path = save_system_case(drawn(0)[0], tmp_path)
     result = CliRunner().invoke(replay, [str(path)])
     assert isinstance(result.exception, UsageError) and "--endpoint" in result.exception.line

@@ -26,13 +26,13 @@ UNKNOWN = (OneAtATime, ZeroLogprobs, OneAnswerForAll, Empty, ConstantLogprobs, D
 
 
 @pytest.mark.parametrize("server", WRONG, ids=lambda server: server.__name__)
-def test_wrong_server_never_passes(server: type[StandIn], baseline: Baseline):
+def test_wrong_server_never_passes(server: type[StandIn], baseline: Baseline) -> None:
     is_chat = server is RandomReasoning
     found, _, _ = check(server, chat=is_chat, baseline=None if is_chat else baseline)
     assert found.verdict is (Verdict.UNKNOWN if server in UNKNOWN else Verdict.FAIL), found.faults[:3]
 
 
-def test_right_server_passes_with_bits():
+def test_right_server_passes_with_bits() -> None:
     found, report, _ = check(StandIn)
     assert (found.verdict, found.tier, found.faults, found.unproved) == (
         Verdict.PASS,
@@ -45,7 +45,9 @@ def test_right_server_passes_with_bits():
     assert all(told == planted > 0 for told, planted in report["canaries"].values())
 
 
-def test_right_server_that_rounds_passes_against_a_baseline_and_is_unknown_without(baseline: Baseline):
+def test_right_server_that_rounds_passes_against_a_baseline_and_is_unknown_without(
+    baseline: Baseline,
+) -> None:
     found, report, _ = check(Rounded, baseline=baseline)
     assert (found.verdict, found.faults) == (Verdict.PASS, [])
     assert found.tier is not SystemTier.BITS and 0 < report["largest_distance"] < found.limit.distance
@@ -53,7 +55,7 @@ def test_right_server_that_rounds_passes_against_a_baseline_and_is_unknown_witho
     assert found.verdict is not Verdict.FAIL and not found.faults
 
 
-def test_tier_that_is_demanded_is_never_lowered(baseline: Baseline):
+def test_tier_that_is_demanded_is_never_lowered(baseline: Baseline) -> None:
     found, _, _ = check(Rounded, baseline=baseline, tier=SystemTier.BITS)
     assert found.verdict is Verdict.FAIL and found.faults[0].kind == "tier"
     found, _, _ = check(Rounded, seed=3, tier=SystemTier.ROUNDING)
@@ -61,7 +63,7 @@ def test_tier_that_is_demanded_is_never_lowered(baseline: Baseline):
     assert found.verdict is Verdict.PASS or "tier rounding needs a baseline" in found.unproved
 
 
-def test_right_server_without_log_probabilities_reaches_bytes_and_not_bits():
+def test_right_server_without_log_probabilities_reaches_bytes_and_not_bits() -> None:
     class TextOnly(StandIn):
         shows_logprobs = False
 
@@ -71,13 +73,13 @@ def test_right_server_without_log_probabilities_reaches_bytes_and_not_bits():
     assert found.verdict is Verdict.UNKNOWN and "no bits to compare: none are shown" in found.unproved
 
 
-def test_errors_under_load_are_faults_though_retries_hide_them():
+def test_errors_under_load_are_faults_though_retries_hide_them() -> None:
     found, report, _ = check(FailsWhileBusy)
     assert {fault.kind for fault in found.faults} == {"error under load"}
     assert report["retries"] > 0 and report["failed"] == 0
 
 
-def test_whole_answers_prove_no_concurrency():
+def test_whole_answers_prove_no_concurrency() -> None:
     found, _, _ = check(StandIn, stream=False)
     assert found.verdict is Verdict.UNKNOWN
     assert "nothing shows that two sessions ever ran together" in found.unproved

@@ -40,7 +40,7 @@ class OneAtATime(StandIn):
         super().__init__()
         self.lock = asyncio.Lock()
 
-    async def tokens(self, session: Session):
+    async def tokens(self, session: Session) -> Any:
         async with self.lock:
             async for item in super().tokens(session):
                 yield item
@@ -80,7 +80,7 @@ class RandomWhenLong(StandIn):
 class SwapsNeighbours(StandIn):
     """Of two sessions in a step each gets the other's token."""
 
-    def step_rows(self):
+    def step_rows(self) -> Any:
         rows = super().step_rows()
         if len(rows) < 2:
             return rows
@@ -106,7 +106,7 @@ class PrefixOneLong(StandIn):
 class FirstTokenLost(StandIn):
     """While others run a stream begins with its second token."""
 
-    def step_rows(self):
+    def step_rows(self) -> Any:
         if len(self.running) > 1:
             for session in self.running:
                 if not session.context and not session.text:
@@ -178,7 +178,7 @@ class OneShortWhileBusy(StandIn):
 class SecondChoiceDiffers(StandIn):
     """The second completion of a prompt lacks the prompt's middle."""
 
-    async def stream(self, sessions: list[Session], body: dict[str, Any]):
+    async def stream(self, sessions: list[Session], body: dict[str, Any]) -> Any:
         for session in sessions[1:]:
             session.prompt = session.prompt[: len(session.prompt) // 2]
         async for part in super().stream(sessions, body):
@@ -207,7 +207,7 @@ class DropsStreams(StandIn):
         super().__init__()
         self.count = itertools.count()
 
-    async def stream(self, sessions: list[Session], body: dict[str, Any]):
+    async def stream(self, sessions: list[Session], body: dict[str, Any]) -> Any:
         drops = bool(self.running) and next(self.count) % 5 == 4
         async for part in super().stream(sessions, body):
             if drops and '"finish_reason": "' in part:

@@ -9,6 +9,8 @@ import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,13 +28,21 @@ from parity.run.contained import run_case
 from parity.run.explain import explain_outcome
 from parity.run.runner import Runner, known_model, pool_limits
 from parity.suites.suite import crowd_case, pinned_splits
-from scheduler.engine import Batch, Call, EngineFailure, MemoryOp, OpKind
-from scheduler.records import FinishReason, IterationResult
+from scheduler.engine import Batch, Call, EngineFailure, MemoryOp, OpKind, Sample
+from scheduler.records import (
+    BudgetLedger,
+    FinishReason,
+    IterationPlan,
+    IterationResult,
+    PlannedChunk,
+    PolicyIdentity,
+    SamplingParams,
+)
 
 HANG_S = 3.0  # a step takes milliseconds, so that only a stopped stage is late, however busy the machine is
 
 
-def crowd(family: str, place: int, *faults: Fault):
+def crowd(family: str, place: int, *faults: Fault) -> Any:
     case = crowd_case(family, pinned_splits(family)[place], 0, sessions=10)
     return replace(case, faults=faults or case.faults)
 
@@ -88,19 +98,21 @@ def test_what_was_emitted_before_a_loss_is_right_to_the_bit(runner: Runner) -> N
 def test_killed_stage_is_a_crash_that_names_it_and_the_next_case_runs(runner: Runner) -> None:
     case = crowd("llama", 1)
     engine = runner.engine(case, known_model(case.model), load_family("llama"), ROW)
-    order = engine._order
+    launch, steps = engine.launch, 0
 
-    def order_and_kill(orders, give=None):
-        if orders[0] is not None and orders[0].get("step", 0) and engine._step % 1000 == 6:
+    def kill_and_launch(*arguments: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 6:
             os.kill(engine.pids[1], signal.SIGKILL)
-        return order(orders, give)
+        launch(*arguments)
 
-    engine._step, engine._order = 0, order_and_kill
+    engine.launch = kill_and_launch
     outcome = runner.run(case, ROW)
     assert (outcome.verdict, outcome.crashed) == (Verdict.FAIL, True)
     assert outcome.reason == "stage 1 (layers 2:4): its process ended by SIGKILL"
 
-    del engine._order
+    del engine.launch
     outcome = runner.run(case, ROW)
     assert outcome.verdict is Verdict.PASS, explain_outcome(outcome)
 
@@ -124,7 +136,7 @@ def test_hanging_stage_is_named_and_ended(three_stages: ProcessChain, stage: int
     steps = 0
     execute = three_stages.execute
 
-    def stop_before_the_third_step(*arguments) -> IterationResult:
+    def stop_before_the_third_step(*arguments: Any) -> IterationResult:
         nonlocal steps
         steps += 1
         if steps == 3:  # between steps: one that had begun would wait for its own, longer bound
@@ -158,32 +170,95 @@ def test_lost_chain_holds_nothing_and_says_so_at_the_next_step(three_stages: Pro
 
     assert three_stages.lost.startswith("stage 2 (layers 4:6): its process ended by SIGKILL")
     assert three_stages.leftover_sequences() == [] and three_stages.pids == []
+    three_stages.launch(*two_rows((0, 1), (0, 1), (0, 1)))
     with pytest.raises(StageLost, match="stage 2"):
-        three_stages._run(None, (), lambda rows, logits: None)
+        three_stages.collect()
+
+
+def two_rows(*rows_of_stages: tuple[int, int]) -> tuple[IterationPlan, Batch, float]:
+    """A step of two rows of one session, in which each stage gets them in its own order."""
+    plan = IterationPlan(
+        1, 0, PolicyIdentity("fcfs"), (PlannedChunk("s0", 0, 0, 0, 2),), BudgetLedger(2, 1, 2, 1)
+    )
+    sample = Sample(1, "s0", 2, SamplingParams())
+    stages = tuple((Call((), rows, (1, 1), (-1, -1)),) for rows in rows_of_stages)
+    return plan, Batch((5, 6), (0, 1), (0, 2), (sample,), (0,), ("a",), (0,), stages), 0.0
 
 
 @pytest.mark.family_llama
 def test_failed_call_names_its_stage_not_those_that_starve_and_is_no_loss(three_stages: ProcessChain) -> None:
     """Stage 1 gets its rows in the wrong order, which llama.cpp refuses; stage 2 waits for nothing then."""
-    right, wrong = (Call((), rows, (1, 1), (-1, -1)) for rows in ((0, 1), (1, 0)))
-    batch = Batch((5, 6), (0, 1), (), (), (), (), (), ((right,), (wrong,), (right,)))
-    given: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-
-    def give(rows, logits) -> None:
-        given.append((tuple(rows), logits.shape))
-
+    three_stages.launch(*two_rows((0, 1), (1, 0), (0, 1)))
     with pytest.raises(EngineFailure, match=r"^stage 1 \(layers 2:4\): llama_decode returned -1$"):
-        three_stages._run(batch, (0, 1), give)
-    assert given == [] and not three_stages.lost
+        three_stages.collect()
+    assert not three_stages.lost
 
     three_stages.apply([[MemoryOp(OpKind.CLEAR)]] * 3)
-    three_stages._run(replace(batch, stages=((right,),) * 3), (0, 1), give)
-    assert [rows for rows, _ in given] == [(1,)]
-    assert given[0][1][0] == 1
+    three_stages.launch(*two_rows((0, 1), (0, 1), (0, 1)))
+    (chunk,) = three_stages.collect().chunks
+    assert (chunk.before, chunk.after) == (0, 2) and chunk.token is not None
 
 
 @pytest.mark.family_llama
-def test_stage_that_cannot_be_loaded_is_bad_input_not_a_hang(tmp_path) -> None:
+def test_failure_takes_the_steps_behind_it_along_and_the_chain_goes_on(three_stages: ProcessChain) -> None:
+    clear = [[MemoryOp(OpKind.CLEAR)]] * 3
+    three_stages.launch(*two_rows((0, 1), (0, 1), (0, 1)))
+    (alone,) = three_stages.collect().chunks
+    three_stages.apply(clear)
+
+    three_stages.launch(*two_rows((0, 1), (1, 0), (0, 1)))
+    three_stages.launch(*two_rows((0, 1), (0, 1), (0, 1)))
+    with pytest.raises(EngineFailure, match="stage 1"):
+        three_stages.collect()
+    assert not three_stages._launched and not three_stages.lost
+
+    three_stages.apply(clear)
+    three_stages.launch(*two_rows((0, 1), (0, 1), (0, 1)))
+    assert three_stages.collect().chunks == (alone,)
+
+
+@pytest.mark.family_llama
+def test_steps_behind_one_that_broke_off_touch_no_memory_there(three_stages: ProcessChain) -> None:
+    """Stage 1 refuses the first step; the second, which it could run, begins behind rows that are missing."""
+    three_stages.launch(*two_rows((0, 1), (1, 0), (0, 1)))
+    plan, batch, now_ms = two_rows((0, 1), (0, 1), (0, 1))
+    other = tuple((replace(stage[0], seq_ids=(2, 2)),) for stage in batch.stages)
+    three_stages.launch(plan, replace(batch, stages=other), now_ms)
+    with pytest.raises(EngineFailure, match="stage 1"):
+        three_stages.collect()
+
+    (left,) = three_stages._order([None, {"do": "leftovers"}, None])
+    assert left["leftovers"] == []
+    assert three_stages.leftover_sequences() == [1, 2], "the stage before ran both"
+
+
+@pytest.mark.family_llama
+def test_stage_that_breaks_off_takes_what_the_one_before_still_sends() -> None:
+    """1,890 rows of hidden states are more than a connection holds: the stage before waits until they are
+    taken, longer than anybody may be silent.
+    """
+    settings = hand_settings(resolve_model("llama"), load_family("llama"), "halves", num_cells=2048)
+    rows, width = 1890, 63
+    calls = tuple(
+        Call((), tuple(range(at, at + width)), (1,) * width, (-1,) * width) for at in range(0, rows, width)
+    )
+    plan, batch, now_ms = two_rows((0, 1), (0, 1))
+    long = replace(batch, tokens=(5,) * rows, positions=tuple(range(rows)), samples=(), stages=(calls, calls))
+    chain = ProcessChain(settings, timeout_s=8.0)
+    try:
+        chain.fail_before_call = len(calls)
+        chain.launch(plan, long, now_ms)
+        with pytest.raises(EngineFailure, match=r"^stage 1 .*injected failure before its native call 0$"):
+            chain.collect()
+        chain.apply([[MemoryOp(OpKind.CLEAR)]] * 2)
+        chain.launch(plan, batch, now_ms)
+        assert chain.collect().chunks[0].token is not None
+    finally:
+        chain.close()
+
+
+@pytest.mark.family_llama
+def test_stage_that_cannot_be_loaded_is_bad_input_not_a_hang(tmp_path: Path) -> None:
     settings = hand_settings(resolve_model("llama"), load_family("llama"), "halves")
     broken = tmp_path / "stage.gguf"
     broken.write_bytes(b"GGUF" + bytes(60))

@@ -5,6 +5,8 @@ refusals, same visibility, same plans.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,7 +114,7 @@ def test_hole_in_a_sequence_is_seen() -> None:
         (lambda pool: pool.decode([(1, 0, 2, 31)]), EngineAbort),
     ],
 )
-def test_it_refuses_and_aborts_where_llama_cpp_does(what, error: type[Exception]) -> None:
+def test_it_refuses_and_aborts_where_llama_cpp_does(what: Callable[..., Any], error: type[Exception]) -> None:
     pool = pool_of()
     pool.decode(rows(0, 0, (1,)))
     with pytest.raises(error):
@@ -193,7 +195,7 @@ class Pair:
             assert known == row.tobytes(), "the same visible cells in the same order gave other logits"
             self.logits_of[1].setdefault(as_set, row.tobytes())
 
-    def _both(self, native, modelled):
+    def _both(self, native: Any, modelled: Any) -> Any:
         """Run on all; they must agree on refusing, and then on the last position of every sequence."""
         try:
             answer = native()
@@ -286,7 +288,7 @@ def test_plans_and_refusals_are_those_of_a_run_on_llama_cpp(family: str, pool_ce
     runner, known, file = Runner(), load_family(family), resolve_model(family)
     real = runner.attempt(case, runner.engine(case, file, known, ROW), known, ROW, file)
 
-    def history(run) -> list:
+    def history(run: Any) -> list:
         return [(step.step, repr(step.flight.plan), step.flight.batch.stages) for step in run.trace]
 
     assert not modelled.problems and not real.problems

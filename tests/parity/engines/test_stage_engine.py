@@ -5,6 +5,7 @@ may never do, ceilings, layouts.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ from scheduler.engine import PAD_ROW, Call, EngineFailure
 from scheduler.limits import Sharing
 
 
-def crowd(family: str, place: int = 0):
+def crowd(family: str, place: int = 0) -> Any:
     return crowd_case(family, pinned_splits(family)[place], 0)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +50,7 @@ def test_memory_operations_reach_every_stage_or_none(family: str, monkeypatch: p
     counts: list[dict[str, int]] = [{} for _ in engine.stages]
     for stage, seen in zip(engine.stages, counts, strict=True):
 
-        def apply(ops, original=stage.pool.apply, seen=seen) -> None:
+        def apply(ops: Any, original: Callable[..., Any] = stage.pool.apply, seen: Any = seen) -> None:
             for op in ops:
                 seen[op.kind.value] = seen.get(op.kind.value, 0) + 1
             original(ops)
@@ -64,7 +67,9 @@ def test_memory_operations_reach_every_stage_or_none(family: str, monkeypatch: p
 
 
 @pytest.mark.family_llama
-def test_stage_file_is_kept_and_a_changed_one_is_refused(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_file_is_kept_and_a_changed_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = resolve_model("llama")
     monkeypatch.setenv("SAMEBYTES_CACHE", str(tmp_path))
     layers = load_splits("llama")[0].stages[1]

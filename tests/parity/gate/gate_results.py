@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from parity.gate.records import CheckKind, Counts, GateCheck, GateOptions, GateResult, NoiseHistogram
+from parity.gate.result import CheckKind, Counts, GateCheck, GateOptions, GateResult, NoiseHistogram
 from parity.records import Divergence, Provenance, Tier, Verdict
+from parity.suites.truth import Distance
 
 PROVENANCE = Provenance(
     commit="abc123",
@@ -27,6 +28,26 @@ DIVERGENCE = Divergence(
     chunks=((0, 8), (8, 9)),
     cells=(4, 5, 6),
 )
+
+
+def distance(
+    way: str, *, bound: float | None = None, same_bits: bool = True, beyond: tuple[str, ...] = ()
+) -> Distance:
+    """How far one way of running llama is from the truth."""
+    return Distance(
+        model="llama",
+        way=way,
+        positions=391,
+        rms=1e-5,
+        worst_row_rms=1e-3,
+        other_tokens=2,
+        same_bits=same_bits,
+        worst_of_bound=bound,
+        beyond=beyond,
+        ties=(),
+    )
+
+
 CLEAN = (
     GateCheck(kind=CheckKind.MODEL, name="llama model tiny", family="llama", verdict=Verdict.PASS),
     GateCheck(
@@ -55,6 +76,17 @@ CLEAN = (
     ),
     GateCheck(
         kind=CheckKind.MUTANTS, name="mutants", verdict=Verdict.PASS, marks={"planted": 9, "killed": 9}
+    ),
+)
+TRUTH = GateCheck(
+    kind=CheckKind.TRUTH,
+    name="llama truth",
+    family="llama",
+    verdict=Verdict.FAIL,
+    distances=(
+        distance("plain", bound=0.25),
+        distance("unified", bound=1.5, beyond=("position 3",)),
+        distance("stock", same_bits=False),
     ),
 )
 FAILED = GateCheck(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,11 +15,12 @@ from parity.cases.strategies import landmark
 from parity.errors import UsageError
 from parity.gate import jobs as gate_jobs
 from parity.gate.jobs import noise_histogram, run_job, suite_check
-from parity.gate.plan import GateJob
-from parity.gate.records import CheckKind, GateCheck
+from parity.gate.plan import GateJob, plan_jobs
+from parity.gate.result import CheckKind, GateCheck, GateOptions
 from parity.gate.running import TESTS, _run_jobs, by_cost, line_of, located
 from parity.golden.cases import GoldenMode, golden_path
 from parity.golden.regenerate import ModeChange
+from parity.models.families import load_families
 from parity.mutants.running import MutantReport, Status, TrialReport
 from parity.records import Finding, Outcome, Tier, Verdict
 from parity.store import REPOSITORY
@@ -36,7 +39,7 @@ JOB = GateJob(
 )
 
 
-def suite_result(verdict: Verdict, *found: str, **counts) -> SuiteResult:
+def suite_result(verdict: Verdict, *found: str, **counts: Any) -> SuiteResult:
     """A suite's result with one finding of each checker named."""
     findings = [Finding(checker, "session 3") for checker in found]
     marks = Counter(shared=1)
@@ -156,7 +159,7 @@ def test_model_checks_point_at_the_manifest() -> None:
 def test_tier_is_handed_to_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
 
-    def run_suite(family, layout, **settings):
+    def run_suite(family: Any, layout: Any, **settings: Any) -> Any:
         asked.update(settings, family=family)
         return suite_result(Verdict.PASS, sessions=3, bit_identical=3, byte_identical=3)
 
@@ -168,11 +171,11 @@ def test_tier_is_handed_to_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tier_is_handed_to_splits_and_goldens(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def run_split_suite(family, split, **settings):
+    def run_split_suite(family: Any, split: Any, **settings: Any) -> Any:
         asked.append(settings["tier"])
         return suite_result(Verdict.PASS, sessions=3, bit_identical=3, byte_identical=3)
 
-    def find_changes(family, **settings):
+    def find_changes(family: Any, **settings: Any) -> Any:
         asked.append(settings["tier"])
         return [], {}
 
@@ -200,7 +203,7 @@ def test_policy_that_breaks_its_promise_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_surviving_mutant_fails_the_gate_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def judge(mutants, select, on_report):
+    def judge(mutants: Any, select: Any, on_report: Any) -> Any:
         return [
             MutantReport("a_fault", "is wrong", "cells", ("llama",), (TrialReport("t", status, "", "", 0.1),))
             for status in (Status.KILLED, Status.SURVIVED)
@@ -214,7 +217,7 @@ def test_surviving_mutant_fails_the_gate_and_is_named(monkeypatch: pytest.Monkey
 
 
 def test_golden_that_differs_fails_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    def changes(family: str, *, search: bool, tier: Tier):
+    def changes(family: str, *, search: bool, tier: Tier) -> Any:
         assert not search and tier is Tier.BITS
         path = golden_path(family, GoldenMode.SHORT)
         made = {"family": family, "path": path, "golden": None, "is_new": False, "context": ()}
@@ -227,3 +230,16 @@ def test_golden_that_differs_fails_the_gate(monkeypatch: pytest.MonkeyPatch) -> 
     found = run_job(GateJob(kind=CheckKind.GOLDEN, name="llama goldens", family="llama"))
     assert (found.verdict, found.reason) == (Verdict.FAIL, "llama long: differs")
     assert "session 0: tokens differ" in found.explanation
+
+
+def test_family_tests_run_the_gates_own_jobs() -> None:
+    """The pytest test of every kind that judges a model takes its parameters from the gate's plan."""
+    options = GateOptions(families=tuple(load_families()), is_selection=False, required={})
+    for kind in dict.fromkeys(job.kind for job in plan_jobs(options) if job.model):
+        file, function = TESTS[kind]
+        tree = ast.parse((REPOSITORY / file).read_text(encoding="utf-8"))
+        found = next(
+            node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function
+        )
+        parameters = [ast.unparse(decorator) for decorator in found.decorator_list]
+        assert any(f"gate_params(CheckKind.{kind.name}" in text for text in parameters), (kind, parameters)

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from parity.errors import UsageError
 from parity.gate.plan import parse_required, plan_gate
-from parity.gate.records import CheckKind, GateOptions
+from parity.gate.result import CheckKind, GateOptions
 from parity.models.families import family_names, manifests_dir
 from parity.records import Tier, Verdict
 
 FAMILIES = tuple(family_names())
 
 
-def options(*families: str, **more) -> GateOptions:
+def options(*families: str, **more: Any) -> GateOptions:
     return GateOptions(
         families=families or FAMILIES, is_selection=bool(families), **{"required": {}, "sessions": 5, **more}
     )
 
 
-def unknown(checks) -> dict[str, str]:
+def unknown(checks: Any) -> dict[str, str]:
     """Reasons of the checks that are unknown before anything ran, by name."""
     assert all(check.verdict is not Verdict.FAIL for check in checks)
     return {check.name: check.reason for check in checks if check.verdict is Verdict.UNKNOWN}

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,14 @@ import pytest
 from parity.errors import UsageError
 from parity.golden.cases import GOLDEN_DIR, GoldenMode, golden_path, load_prompts
 from parity.golden.extension import DIRECTORY_VARIABLE, REASON_VARIABLE, save_golden
-from parity.golden.record import Golden, GoldenProvenance, GoldenSession, describe_context, find_differences
+from parity.golden.record import (
+    Golden,
+    GoldenProvenance,
+    GoldenSession,
+    ReferenceAnswer,
+    describe_context,
+    find_differences,
+)
 from parity.golden.regenerate import ModeChange, check_engine_is_locked, locked_engine_version, save_changes
 from parity.records import Tier, Verdict
 from parity.store import REPOSITORY
@@ -37,13 +44,14 @@ SESSION = GoldenSession(
     data="80c3a90a",
     digests=("00", "11", "22"),
     margin=0.4375,
+    reference=ReferenceAnswer(tokens=(5, 6, 7), margin=0.5),
 )
 GOLDEN = Golden(
     family="llama", mode="short", reason="first", provenance=PROVENANCE, sessions=(SESSION, SESSION)
 )
 
 
-def with_session(golden: Golden, **changes) -> Golden:
+def with_session(golden: Golden, **changes: Any) -> Golden:
     """``golden`` with its second session changed."""
     return replace(golden, sessions=(golden.sessions[0], replace(golden.sessions[1], **changes)))
 
@@ -100,19 +108,19 @@ LIST = re.compile(r"\[\s+([^\[\]{}]*?)\s+\]")
     [
         lambda text: text.replace("\n", "\r\n"),
         lambda text: text + "\n",
-        lambda text: text.replace('"format": 1', '"format":  1'),
+        lambda text: text.replace('"format": 2', '"format":  2'),
         lambda text: text.replace('"mode": "short"', '"mode": "long", "mode": "short"'),
         lambda text: text.replace('"margin": 0.4375', '"margin": 0.43750000001'),
     ],
 )
-def test_other_form_of_the_same_golden_is_refused(edit) -> None:
+def test_other_form_of_the_same_golden_is_refused(edit: Callable[..., Any]) -> None:
     edited = edit(GOLDEN.to_text())
     assert edited != GOLDEN.to_text()
     with pytest.raises(UsageError, match="golden cannot be read"):
         Golden.from_text(edited, where="x")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "family": "x"}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 1}', '{"format": 2, "family": "x"}'])
 def test_broken_golden_costs_one_clear_line(text: str) -> None:
     with pytest.raises(UsageError, match="golden cannot be read in golden/x.json"):
         Golden.from_text(text, where="golden/x.json")
@@ -128,6 +136,19 @@ def test_tokens_and_bytes_are_compared_whatever_the_processor() -> None:
         "session 1: same tokens, other bytes: 80c3a90a -> 00"
     ]
     assert find_differences(GOLDEN, with_session(elsewhere, tokens=(5, 6)))[0].endswith("token 2 on")
+
+
+def test_what_the_reference_says_is_compared_whatever_the_processor() -> None:
+    elsewhere = replace(GOLDEN, provenance=replace(PROVENANCE, cpu="another"))
+
+    def said(tokens: tuple[int, ...] = (5, 6, 7), margin: float = 0.5, *ties: str) -> list[str]:
+        answer = ReferenceAnswer(tokens=tokens, margin=margin, ties=ties)
+        return find_differences(GOLDEN, with_session(elsewhere, reference=answer))
+
+    assert said() == said(margin=0.500001) == []
+    assert said(margin=0.501) == ["session 1: the reference's margin 0.5 -> 0.501"]
+    assert said((5, 9, 7)) == ["session 1: the reference picks [5 6 7] -> [5 9 7]"]
+    assert said((5, 9, 7), 0.5, "near") == ["session 1: the reference picks [5 6 7] -> [5 9 7] (tie: near)"]
 
 
 @pytest.mark.parametrize("key", ["cpu", "build", "numerics", "engine"])

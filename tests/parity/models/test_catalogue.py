@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +82,9 @@ def test_cut_file_is_refused_wherever_it_is_cut(keep: int, tiny_llama: Path, tmp
     ],
     ids=["magic", "version", "count", "architecture-missing", "architecture-unknown"],
 )
-def test_damaged_file_says_what_is_wrong(change, said: str, tiny_llama: Path, tmp_path: Path) -> None:
+def test_damaged_file_says_what_is_wrong(
+    change: Callable[..., Any], said: str, tiny_llama: Path, tmp_path: Path
+) -> None:
     target = tmp_path / "damaged.gguf"
     target.write_bytes(change(tiny_llama.read_bytes()))
     with pytest.raises(UsageError, match=said):

@@ -62,7 +62,9 @@ def allocations() -> dict[str, dict[str, list[float]]]:
 
 @pytest.mark.parametrize("kv_type", ["f16", "f32"])
 @pytest.mark.parametrize("name", load_families())
-def test_cell_and_slot_bytes_are_what_llama_cpp_allocates(name: str, kv_type: str, allocations) -> None:
+def test_cell_and_slot_bytes_are_what_llama_cpp_allocates(
+    name: str, kv_type: str, allocations: dict[str, dict[str, list[float]]]
+) -> None:
     facts, found = read_facts(resolve_model(name).path), allocations[f"{name} {kv_type}"]
     cells = [facts.attention_cell_bytes(kv_type)]
     if facts.window_tokens is not None:
@@ -76,7 +78,7 @@ def test_cell_and_slot_bytes_are_what_llama_cpp_allocates(name: str, kv_type: st
 
 
 @pytest.mark.parametrize("family", load_families().values(), ids=load_families())
-def test_facts_agree_with_the_manifest(family) -> None:
+def test_facts_agree_with_the_manifest(family: str) -> None:
     for row in ("tiny", "wide"):
         facts = read_facts(resolve_model(f"{family.name}:{row}").path)
         assert facts.architecture == family.architecture

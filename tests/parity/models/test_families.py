@@ -71,7 +71,7 @@ def test_markers_are_the_names_behind_family() -> None:
 
 
 @pytest.mark.parametrize("family", load_families().values(), ids=load_families())
-def test_manifest_row_is_complete(family) -> None:
+def test_manifest_row_is_complete(family: str) -> None:
     tiny, real = family.row("tiny"), family.row("real")
     assert tiny.source is RowSource.GENERATED and tiny.locked
     assert real.source is RowSource.HUB and real.repo and real.file and real.licence
@@ -224,6 +224,6 @@ def test_hybrids_are_the_two_with_states() -> None:
 
 
 @pytest.mark.parametrize("family", load_families().values(), ids=load_families())
-def test_exact_model_keeps_what_the_manifest_says(family) -> None:
+def test_exact_model_keeps_what_the_manifest_says(family: str) -> None:
     model = exact_model(landmark(family.name, Layout.UNIFIED))
     assert (model.recurrent, model.window is not None) == (family.is_hybrid, family.needs_shadow)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -214,7 +215,9 @@ def test_split_of_another_model_is_refused(change: dict, said: str) -> None:
         ("rows.huge", GOOD["rows"]["tiny"], "no model row 'huge'"),
     ],
 )
-def test_bad_split_file_is_refused_with_file_and_key(path: str, value, said: str, tmp_path: Path) -> None:
+def test_bad_split_file_is_refused_with_file_and_key(
+    path: str, value: Any, said: str, tmp_path: Path
+) -> None:
     content = copy.deepcopy(GOOD)
     *parents, last = path.split(".")
     place = content

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_every_variant_has_traits() -> None:
 def test_variants_have_the_sizes_that_the_tiny_models_lack() -> None:
     models = {name: known_weights(name) for name in TRAITS}
 
-    def has(test) -> bool:
+    def has(test: Any) -> bool:
         return any(test(weights) for weights in models.values())
 
     def head(weights: Weights) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +35,7 @@ from parity.reference.weights import Layer, Tensor
 RNG = np.random.default_rng(7)
 
 
-def weights_of(architecture: str = "llama", tensors: dict | None = None, **metadata) -> Weights:
+def weights_of(architecture: str = "llama", tensors: dict | None = None, **metadata: Any) -> Weights:
     values = {"attention.layer_norm_rms_epsilon": 0.0, "context_length": 4096}
     values |= {key.replace("__", "."): value for key, value in metadata.items()}
     return Weights(
@@ -43,11 +45,11 @@ def weights_of(architecture: str = "llama", tensors: dict | None = None, **metad
     )
 
 
-def forward_of(n_tokens: int, arithmetic: Arithmetic = EXACT, **metadata) -> Forward:
+def forward_of(n_tokens: int, arithmetic: Arithmetic = EXACT, **metadata: Any) -> Forward:
     return Forward(weights=weights_of(**metadata), arithmetic=arithmetic, n_tokens=n_tokens)
 
 
-def layer_of(**tensors) -> Layer:
+def layer_of(**tensors: Any) -> Layer:
     return Layer({name.replace("__", "."): Tensor(np.asarray(v, float)) for name, v in tensors.items()})
 
 
@@ -339,7 +341,7 @@ def test_metadata_that_the_reference_does_not_follow_is_refused(key: str, value:
         run_reference(replace(weights, metadata={**weights.metadata, key: value}), [1])
 
 
-def test_unknown_architecture_and_missing_data_cost_one_line(tmp_path) -> None:
+def test_unknown_architecture_and_missing_data_cost_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="'mamba' has no reference: known are llama"):
         run_reference(weights_of("mamba", block_count=1), [1])
     with pytest.raises(UsageError, match="no llama.block_count"):

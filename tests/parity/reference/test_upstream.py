@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def test_falcon_h1_without_its_optional_convolution_bias_ends_the_process(
     assert np.isfinite(ask("falcon_h1", write(tmp_path / "with.gguf", falcon_h1_bare))).all()
     declare = ModelBuilder._declare
 
-    def without(self, name: str, *rest) -> None:
+    def without(self: Any, name: str, *rest: Any) -> None:
         if not name.endswith("ssm_conv1d.bias"):
             declare(self, name, *rest)
 

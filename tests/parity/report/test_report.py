@@ -12,6 +12,7 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
+from parity.gate.result import GateCheck
 from parity.records import Verdict
 from parity.report.annotations import annotations_of, escape_property
 from parity.report.data import check_against_schema, result_to_data, result_to_json
@@ -19,8 +20,8 @@ from parity.report.history import History
 from parity.report.html import result_to_html
 from parity.report.junit import result_to_junit
 from parity.report.markdown import result_to_markdown
-from parity.report.timeline import placements, timeline_picture
-from tests.parity.gate.gate_results import FAILED, NOISE, UNKNOWN, gate_result
+from parity.report.timeline import distance_picture, placements, timeline_picture
+from tests.parity.gate.gate_results import FAILED, NOISE, TRUTH, UNKNOWN, gate_result
 
 REPLAY = "parity replay reports/failures/llama-streams-1234.json"
 HISTORY = History(
@@ -161,7 +162,7 @@ class References(HTMLParser):
                 self.found.append(f"{tag} {name}")
 
 
-def page(*more, histories=(HISTORY,)) -> str:
+def page(*more: GateCheck, histories: tuple[History, ...] = (HISTORY,)) -> str:
     return result_to_html(gate_result(*more), list(histories))
 
 
@@ -214,6 +215,39 @@ def test_page_has_a_picture_of_noise_timeline_and_cells() -> None:
         "timeline: llama &lt;unified&gt;",
         "cell map: llama &lt;unified&gt;",
     ]
+
+
+# -- exact to itself, and right
+
+
+def test_distances_from_the_truth_are_in_every_report() -> None:
+    result = gate_result(TRUTH)
+    (rows,) = (check["distances"] for check in result_to_data(result)["checks"] if check["kind"] == "truth")
+    assert [(row["way"], row["same_bits"], row["worst_of_bound"]) for row in rows] == [
+        ("plain", True, 0.25),
+        ("unified", True, 1.5),
+        ("stock", False, None),
+    ]
+    lines = result_to_markdown(result).splitlines()
+    start = lines.index("| model | run | exact to itself | right | worst of bound | rms from truth |")
+    assert lines[start + 2 : start + 5] == [
+        "| llama | plain | yes | yes | 0.25 | 1.0e-05 |",
+        "| llama | unified | yes | no | 1.50 | 1.0e-05 |",
+        "| llama | stock | no | not claimed |  | 1.0e-05 |",
+    ]
+    text = result_to_html(result, [])
+    assert "<td>stock</td><td>no</td><td>not claimed</td>" in text
+    assert 'aria-label="distance from the truth"' in text
+    assert "exact to itself" not in result_to_html(gate_result(), [])
+
+
+def test_distance_picture_is_logarithmic_and_shows_what_is_not_right() -> None:
+    svg = distance_picture(TRUTH.distances)
+    bars = [e.attrib for e in Xml.fromstring(svg).iter() if e.tag.endswith("rect")]
+    # 1e-5 is two of seven decades from 1e-7, 1e-3 four.
+    assert [float(bar["width"]) for bar in bars[::2]] == pytest.approx([100, 100, 100])
+    assert [float(bar["x"]) for bar in bars[1::2]] == pytest.approx([150 + 200] * 3)
+    assert [bar["class"] for bar in bars[::2]] == ["moved", "token", "unmoved"]
 
 
 # -- pictures

@@ -36,13 +36,13 @@ def opened(path: Path, folder: Path) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.nightly
-def test_page_opens_in_a_browser_without_console_lines_and_without_requests(tmp_path: Path):
+def test_page_opens_in_a_browser_without_console_lines_and_without_requests(tmp_path: Path) -> None:
     (tmp_path / "gate.html").write_text(page(FAILED, UNKNOWN))
     assert opened(tmp_path / "gate.html", tmp_path) == ([], [])
 
 
 @pytest.mark.nightly
-def test_page_that_loads_and_complains_is_noticed(tmp_path: Path):
+def test_page_that_loads_and_complains_is_noticed(tmp_path: Path) -> None:
     spoilt = page().replace("</body>", "<script>console.error('x')</script><img src=http://127.0.0.1:9/a>")
     (tmp_path / "gate.html").write_text(spoilt)
     console, asked = opened(tmp_path / "gate.html", tmp_path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +37,7 @@ def run_main(arguments: list[str]) -> int:
 @pytest.mark.parametrize(
     ("option", "bit_identical"), [("--scheduler=make_scheduler", True), ("--engine=make_engine", False)]
 )
-def test_check_passes_with_the_examples(option: str, bit_identical: bool, tmp_path) -> None:
+def test_check_passes_with_the_examples(option: str, bit_identical: bool, tmp_path: Path) -> None:
     name, _, factory = option.partition("=")
     path = tmp_path / "check.json"
 
@@ -50,7 +51,7 @@ def test_check_passes_with_the_examples(option: str, bit_identical: bool, tmp_pa
 
 @pytest.mark.parametrize("option", ["--scheduler=SwappingScheduler", "--engine=CountingEngine"])
 def test_check_is_red_with_a_planted_fault_and_says_how_to_replay_it(
-    option: str, tmp_path, monkeypatch, capfd
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     name, _, factory = option.partition("=")
     monkeypatch.chdir(tmp_path)  # where the failing case is written
@@ -82,14 +83,16 @@ def test_check_is_red_with_a_planted_fault_and_says_how_to_replay_it(
         (f"{EXAMPLES}:LeakyCopy", "cannot make one"),
     ],
 )
-def test_nonsense_costs_one_line_and_exit_64(name: str, factory: str, says: str, capsys) -> None:
+def test_nonsense_costs_one_line_and_exit_64(
+    name: str, factory: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_main([*ONE_SUITE, name, factory]) == ExitCode.USAGE
 
     error = capsys.readouterr().err
     assert says in error and factory.partition(":")[0] in error and error.count("\n") == 1
 
 
-def test_stock_is_refused_for_an_engine(capsys) -> None:
+def test_stock_is_refused_for_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
     code = run_main(["check", "--layout", "stock", "--engine", f"{EXAMPLES}:make_engine"])
 
     assert code == ExitCode.USAGE and "stock is how llama.cpp places cells" in capsys.readouterr().err
@@ -124,7 +127,7 @@ def test_pytest_refuses_nonsense_in_one_line() -> None:
     assert f"object lacks limits, execute, apply in {EXAMPLES}:make_nothing" in done.stderr
 
 
-def test_bits_of_an_engine_without_logits_are_unknown(tmp_path) -> None:
+def test_bits_of_an_engine_without_logits_are_unknown(tmp_path: Path) -> None:
     brought = Brought(engine=f"{EXAMPLES}:make_engine")
     result = run_suite(
         "llama", Layout.UNIFIED, tier=Tier.BITS, min_sessions=9, brought=brought, failures=tmp_path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import openai
 import pytest
@@ -37,7 +38,7 @@ def start() -> Iterator[Callable[..., str]]:
     """
     with ExitStack() as stack:
 
-        def run(*, app: AppSettings | None = None, change=None, **engine) -> str:
+        def run(*, app: AppSettings | None = None, change: Any = None, **engine: Any) -> str:
             model = open_served(EngineSettings(**{"model": "llama", "n_threads": 1, **engine}))
             stack.callback(model.close)
             if change is not None:
@@ -47,7 +48,7 @@ def start() -> Iterator[Callable[..., str]]:
         yield run
 
 
-def client_of(url: str, **options) -> openai.OpenAI:
+def client_of(url: str, **options: Any) -> openai.OpenAI:
     """The OpenAI client library, without retries: a refusal must be seen."""
     return openai.OpenAI(
         base_url=f"{url}/v1", api_key=options.pop("api_key", "none"), max_retries=0, **options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import httpx
 
@@ -20,11 +21,11 @@ ASK = {
 MANY = 6000
 
 
-def post(url: str, **fields) -> dict:
+def post(url: str, **fields: Any) -> dict:
     return httpx.post(f"{url}/v1/completions", json={**ASK, **fields}, timeout=60).json()
 
 
-def events(url: str, **fields) -> list[dict]:
+def events(url: str, **fields: Any) -> list[dict]:
     """The data of a stream's events, without the last word."""
     asked = {**ASK, "stream": True, "stream_options": {"include_usage": True}, **fields}
     text = httpx.post(f"{url}/v1/completions", json=asked, timeout=60).text

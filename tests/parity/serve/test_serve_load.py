@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -36,7 +37,7 @@ async def streamed(client: openai.AsyncOpenAI, prompt: str, index: int) -> str:
     return "".join([piece.choices[0].text async for piece in pieces])
 
 
-def test_64_streaming_clients_lose_nothing_and_get_their_solo_texts(url: str):
+def test_64_streaming_clients_lose_nothing_and_get_their_solo_texts(url: str) -> None:
     shared = "the same beginning, "
     prompts = [f"{shared * (i % 2)}client {i * 7919 % 1000} asks{' again' * (i % 5)}" for i in range(CLIENTS)]
 
@@ -55,7 +56,7 @@ def test_64_streaming_clients_lose_nothing_and_get_their_solo_texts(url: str):
     )  # different questions have different answers, so a mix-up would show
 
 
-def test_client_that_leaves_frees_its_cells(start):
+def test_client_that_leaves_frees_its_cells(start: Any) -> None:
     url = start(pool_cells=3000, max_num_seqs=1, prefix_cache=False)
     client = client_of(url)
     ask = {"model": "llama", "prompt": "x", "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -68,7 +69,7 @@ def test_client_that_leaves_frees_its_cells(start):
     assert "samebytes_live_requests 0.0" in text
 
 
-def test_client_that_leaves_a_whole_answer_is_cancelled_too(start):
+def test_client_that_leaves_a_whole_answer_is_cancelled_too(start: Any) -> None:
     url = start(pool_cells=3000, max_num_seqs=1, prefix_cache=False)
     ask = {"prompt": "x", "max_tokens": 2900, "temperature": 0, "ignore_eos": True}
     with pytest.raises(httpx.ReadTimeout):
@@ -78,7 +79,7 @@ def test_client_that_leaves_a_whole_answer_is_cancelled_too(start):
     assert "samebytes_cancelled_total 1.0" in httpx.get(f"{url}/metrics").text
 
 
-def test_full_queue_is_a_429_that_says_when_to_come_again(start):
+def test_full_queue_is_a_429_that_says_when_to_come_again(start: Any) -> None:
     url = start(pool_cells=3000, max_num_seqs=1, max_waiting=1)
     client = client_of(url)
     ask = {
@@ -113,7 +114,7 @@ def test_full_queue_is_a_429_that_says_when_to_come_again(start):
         client.completions.create(model="other", prompt="x")  # still there
 
 
-def test_engine_that_dies_is_a_503_and_not_a_hang(start):
+def test_engine_that_dies_is_a_503_and_not_a_hang(start: Any) -> None:
     def break_engine(served: ServedModel) -> None:
         def execute(*_: object) -> None:
             raise RuntimeError("planted")
@@ -127,7 +128,7 @@ def test_engine_that_dies_is_a_503_and_not_a_hang(start):
     assert httpx.get(f"{url}/health").status_code == 503
 
 
-def test_step_that_fails_once_is_not_seen_by_any_client(start):
+def test_step_that_fails_once_is_not_seen_by_any_client(start: Any) -> None:
     models = []
     url = start(change=models.append)
     ask = {"prompt": "the river", "max_tokens": 8, "temperature": 0}
@@ -137,7 +138,7 @@ def test_step_that_fails_once_is_not_seen_by_any_client(start):
     assert "samebytes_engine_failures_total 1.0" in httpx.get(f"{url}/metrics").text
 
 
-def test_door_is_closed_while_draining(served: ServedModel):
+def test_door_is_closed_while_draining(served: ServedModel) -> None:
     front = Front(served)
     front.is_draining = True
     with pytest.raises(BadRequest) as refused:
@@ -145,7 +146,7 @@ def test_door_is_closed_while_draining(served: ServedModel):
     assert refused.value.status == 503
 
 
-def test_sigterm_finishes_what_runs_and_exits_with_0_and_its_steps_are_on_record(tmp_path: Path):
+def test_sigterm_finishes_what_runs_and_exits_with_0_and_its_steps_are_on_record(tmp_path: Path) -> None:
     steps = tmp_path / "steps.jsonl"
     engine = ["llama", "--port", "0", "--threads", "1", "--telemetry", str(steps)]
     process = subprocess.Popen(
@@ -174,7 +175,7 @@ def test_sigterm_finishes_what_runs_and_exits_with_0_and_its_steps_are_on_record
         process.stdout.close()
 
 
-def test_own_server_is_green_at_concurrency_16(url: str, capsys: pytest.CaptureFixture[str]):
+def test_own_server_is_green_at_concurrency_16(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         url,
         "--model",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -77,7 +78,7 @@ NOT_HONOURED = {
 }
 
 
-def ask(prompt=(5, 6, 7), *, is_chat=False, **data):
+def ask(prompt: Any = (5, 6, 7), *, is_chat: Any = False, **data: Any) -> Any:
     return read_ask(data, LIMITS, is_chat=is_chat, tokenize=lambda _: list(prompt))
 
 
@@ -134,14 +135,14 @@ def ask(prompt=(5, 6, 7), *, is_chat=False, **data):
         ("slo.tbt_ms", {"slo": {"tbt_ms": True}}),
     ],
 )
-def test_request_with_a_bad_parameter_is_refused_by_name(parameter, data):
+def test_request_with_a_bad_parameter_is_refused_by_name(parameter: str, data: dict[str, Any]) -> None:
     with pytest.raises(BadRequest) as refused:
         ask(**data)
     assert (refused.value.status, refused.value.parameter) == (400, parameter)
     assert parameter in refused.value.message
 
 
-def test_what_a_policy_looks_at_reaches_the_scheduler():
+def test_what_a_policy_looks_at_reaches_the_scheduler() -> None:
     request = ask(user="alice", priority=3, slo={"ttft_ms": 200, "tbt_ms": None}).to_request(
         "r", arrival_ms=7.0
     )
@@ -150,21 +151,21 @@ def test_what_a_policy_looks_at_reaches_the_scheduler():
     assert ask().to_request("r", arrival_ms=0.0).slo == ServiceLevel()
 
 
-def test_neutral_values_of_unsupported_parameters_are_accepted():
+def test_neutral_values_of_unsupported_parameters_are_accepted() -> None:
     neutral = {"n": 1, "presence_penalty": 0, "logit_bias": {}, "tools": None, "echo": False}
     assert ask(**neutral).max_tokens == 16
 
 
 @pytest.mark.parametrize("is_chat", [False, True])
-def test_fields_without_effect_by_nature_are_accepted_whatever_they_say(is_chat):
+def test_fields_without_effect_by_nature_are_accepted_whatever_they_say(is_chat: bool) -> None:
     assert ask(is_chat=is_chat, **dict.fromkeys(WITHOUT_EFFECT, "x")) == ask(is_chat=is_chat)
 
 
-def test_null_is_absent():
+def test_null_is_absent() -> None:
     assert ask(**dict.fromkeys([*NOT_HONOURED, "top_p", "seed", "stop", "slo", "user"])) == ask()
 
 
-def test_refusal_does_not_send_a_megabyte_back():
+def test_refusal_does_not_send_a_megabyte_back() -> None:
     big = "x" * (1 << 20)
     for data in ({"model": big}, {big: 1}, {"stop": [big, 5]}, {"user": big}, {"logit_bias": {big: 1}}):
         with pytest.raises(BadRequest) as refused:
@@ -172,7 +173,7 @@ def test_refusal_does_not_send_a_megabyte_back():
         assert len(str(refused.value.body())) < 400
 
 
-def test_objectives_reach_the_request():
+def test_objectives_reach_the_request() -> None:
     request = ask(slo={"ttft_ms": 50, "tbt_ms": None}, user="u", priority=-3).to_request("r", arrival_ms=1.0)
 
     assert (request.slo.ttft_ms, request.slo.tbt_ms) == (50.0, None)
@@ -189,17 +190,17 @@ def test_objectives_reach_the_request():
         b'{"seed": -Infinity}',
     ],
 )
-def test_lone_surrogate_and_what_is_no_number_are_a_400(body):
+def test_lone_surrogate_and_what_is_no_number_are_a_400(body: bytes) -> None:
     with pytest.raises(BadRequest) as refused:
         parse_json(body)
     json.dumps(refused.value.body()).encode()
 
 
-def test_escaped_pair_is_a_character():
+def test_escaped_pair_is_a_character() -> None:
     assert parse_json(rb'{"prompt": "\ud83d\ude00"}') == {"prompt": "\U0001f600"}
 
 
-def test_oversize_request_is_refused_with_the_numbers():
+def test_oversize_request_is_refused_with_the_numbers() -> None:
     with pytest.raises(BadRequest) as refused:
         ask(range(60), max_tokens=41)
     assert refused.value.code == "context_length_exceeded"
@@ -207,40 +208,40 @@ def test_oversize_request_is_refused_with_the_numbers():
     assert ask(range(60), max_tokens=40).max_tokens == 40
 
 
-def test_default_length_shrinks_to_the_room_that_is_left():
+def test_default_length_shrinks_to_the_room_that_is_left() -> None:
     assert ask(range(95)).max_tokens == 5
 
 
 @pytest.mark.parametrize("prompt", [[], [264], [-1]])
-def test_prompt_without_or_with_impossible_tokens_is_refused(prompt):
+def test_prompt_without_or_with_impossible_tokens_is_refused(prompt: list[int]) -> None:
     with pytest.raises(BadRequest):
         ask(prompt)
 
 
-def test_unknown_model_is_a_404():
+def test_unknown_model_is_a_404() -> None:
     with pytest.raises(BadRequest) as refused:
         ask(model="other")
     assert refused.value.status == 404
 
 
-def test_sampling_key_depends_on_the_prompt_and_never_on_a_request_id():
+def test_sampling_key_depends_on_the_prompt_and_never_on_a_request_id() -> None:
     first, again, other = ask(), ask(), ask((5, 6, 8))
     assert first.sampling == again.sampling and first.sampling.seed == 7
     assert first.sampling.key != other.sampling.key
 
 
-def test_end_tokens_stop_unless_they_are_ignored():
+def test_end_tokens_stop_unless_they_are_ignored() -> None:
     assert ask(stop_token_ids=[9]).stop_token_ids == (257, 9)
     assert ask(stop_token_ids=[9], ignore_eos=True).stop_token_ids == (9,)
 
 
-def test_chat_and_completion_ask_for_logprobs_in_their_own_ways():
+def test_chat_and_completion_ask_for_logprobs_in_their_own_ways() -> None:
     assert ask(logprobs=3).logprobs == 3
     assert ask(is_chat=True, logprobs=True, top_logprobs=2).logprobs == 2
     assert ask(is_chat=True, logprobs=False).logprobs is None
 
 
 @pytest.mark.parametrize("body", [b"", b"[1]", b"{", b"\xff", b"[" * 100_000])
-def test_body_that_is_no_object_is_a_400(body):
+def test_body_that_is_no_object_is_a_400(body: bytes) -> None:
     with pytest.raises(BadRequest):
         parse_json(body)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -33,16 +35,18 @@ def by_definition(text: str, stops: list[str]) -> tuple[str, str | None]:
 
 @given(st.text("abé€", max_size=24), STOPS, st.lists(st.integers(0, 99), max_size=6))
 @example("abab", ["abb", "ba"], [1, 2, 3])
-def test_text_stops_where_the_definition_says_however_it_was_cut(text, stops, places):
+def test_text_stops_where_the_definition_says_however_it_was_cut(text: Any, stops: Any, places: Any) -> None:
     assert shown(cut(text.encode(), places), stops) == by_definition(text, stops)
 
 
 @given(st.binary(max_size=24), st.lists(st.integers(0, 99), max_size=6))
-def test_bytes_that_are_no_text_give_the_same_characters_however_they_were_cut(data, places):
+def test_bytes_that_are_no_text_give_the_same_characters_however_they_were_cut(
+    data: Any, places: Any
+) -> None:
     assert shown(cut(data, places), []) == (data.decode(errors="replace"), None)
 
 
-def test_matcher_holds_back_only_what_may_become_a_stop_string():
+def test_matcher_holds_back_only_what_may_become_a_stop_string() -> None:
     matcher = StopMatcher(["END"])
     assert matcher.feed("xE") == "x"
     assert matcher.feed("N") == ""
@@ -50,11 +54,11 @@ def test_matcher_holds_back_only_what_may_become_a_stop_string():
     assert (matcher.feed("EN"), matcher.flush()) == ("", "EN")
 
 
-def test_matcher_shows_nothing_after_a_stop_string():
+def test_matcher_shows_nothing_after_a_stop_string() -> None:
     matcher = StopMatcher(["b"])
     assert (matcher.feed("abc"), matcher.matched, matcher.feed("d"), matcher.flush()) == ("a", "b", "", "")
 
 
-def test_token_text_is_unique_for_bytes_that_are_no_text():
+def test_token_text_is_unique_for_bytes_that_are_no_text() -> None:
     assert token_text(b"a") == "a"
     assert token_text(b"\xe2\x82") == "bytes:\\xe2\\x82" != token_text(b"\xe2\x83")

@@ -6,22 +6,27 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from parity.cases.files import load_case
 from parity.cases.shrink import size_of
 from parity.cases.strategies import landmark
-from parity.checkers.marks import possible_marks
+from parity.checkers.marks import POLICY_MATTERED, possible_marks
 from parity.engines.numerics import ROW
+from parity.models.families import load_families
 from parity.models.splits import Split
 from parity.records import Case, Finding, Outcome, Tier, Verdict, broken_outcome
+from parity.suites.policies import check_decides
 from parity.suites.suite import SHRINK_RUNS, SuiteResult, pinned_splits, run_split_suite, run_suite
 from scheduler.limits import Layout
+from scheduler.policies.vtc import Vtc
+from scheduler.policy.base import Policy
 from tests.parity.gate.gate_results import DIVERGENCE
 
 MARKS = ("mixed_step", "shared")
-ALL_MARKS = possible_marks(Layout.UNIFIED, pads=True)
+ALL_MARKS = possible_marks(Layout.UNIFIED, pads=True, overlaps=True)
 LLAMAFILE = "llamafile SGEMM is on"
 FIRST_TOKEN = replace(DIVERGENCE, session=0, step=0, chunks=((0, 1),), neighbours=())
 Run = Callable[[Case], Outcome]
@@ -52,7 +57,7 @@ def differing(case: Case, *, in_bytes: bool = True) -> Outcome:
     )
 
 
-def suite(run: Run, folder: Path, *, layout: Layout = Layout.UNIFIED, **settings) -> SuiteResult:
+def suite(run: Run, folder: Path, *, layout: Layout = Layout.UNIFIED, **settings: Any) -> SuiteResult:
     settings = {"min_sessions": 10, "marks": MARKS, **settings}
     return run_suite("llama", layout, run=run, failures=folder, **settings)
 
@@ -79,6 +84,18 @@ def test_mark_that_stays_zero_fails_the_suite_and_is_named(tmp_path: Path) -> No
     result = suite(lambda case: replace(green(case), marks={"mixed_step": 1}), tmp_path)
     assert (result.verdict, result.missing) == (Verdict.FAIL, ("shared",))
     assert result.reason == "nothing exercised: shared"
+
+
+def test_suite_whose_policy_never_decided_otherwise_than_fcfs_is_red(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = suite(green, tmp_path, policy="vtc")
+    assert result.verdict is Verdict.PASS and result.marks[POLICY_MATTERED] == 1
+    monkeypatch.setattr(Vtc, "waiting_order", Policy.waiting_order)
+    result = suite(green, tmp_path, policy="vtc")
+    assert (result.verdict, result.missing) == (Verdict.FAIL, (POLICY_MATTERED,))
+    assert result.reason == "nothing exercised: policy_mattered"
+    assert len(list(check_decides("vtc"))) == len(load_families()) * len(Layout)
 
 
 @pytest.mark.usefixtures("inexact_build")

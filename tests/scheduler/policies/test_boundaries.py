@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ def view(
     committed: int | None = None,
     ready: bool = True,
     last_ms: float | None = None,
-    **fields,
+    **fields: Any,
 ) -> SessionView:
     request = Request(request_id=name, prompt=tuple(range(prompt)), max_tokens=most, **fields)
     return SessionView(
@@ -70,7 +71,9 @@ class Facts:
         return self.cached.get(view.request_id, 0)
 
 
-def state(*views: SessionView, now_ms: float = 0.0, memory=None, policy_memory=None) -> SchedulerState:
+def state(
+    *views: SessionView, now_ms: float = 0.0, memory: Facts | NoStops | None = None, policy_memory: Any = None
+) -> SchedulerState:
     def queue(kind: SessionState) -> tuple[str, ...]:
         return tuple(item.request_id for item in views if item.state is kind)
 
@@ -91,11 +94,11 @@ def state(*views: SessionView, now_ms: float = 0.0, memory=None, policy_memory=N
     )
 
 
-def decode(name: str = "r", **fields) -> SessionView:
+def decode(name: str = "r", **fields: Any) -> SessionView:
     return view(name, state=RUNNING, emitted=1, computed=4, last_ms=0.0, **fields)
 
 
-def prefill(name: str = "r", **fields) -> SessionView:
+def prefill(name: str = "r", **fields: Any) -> SessionView:
     return view(name, state=RUNNING, computed=1, **fields)
 
 
@@ -152,13 +155,15 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("policy", "options", "favoured", "other"), PAIRS)
-def test_a_key_orders_by_each_of_its_parts(policy, options, favoured, other):
+def test_a_key_orders_by_each_of_its_parts(
+    policy: str, options: dict[str, bool], favoured: SessionView, other: SessionView
+) -> None:
     made = make_policy(policy, **options)
     both = state(favoured, other)
     assert made.order_key(both, favoured) < made.order_key(both, other)
 
 
-def test_age_counts_whole_quanta_since_arrival():
+def test_age_counts_whole_quanta_since_arrival() -> None:
     made = make_policy("aging", quantum_ms=10.0)
     old = view(priority=5, arrival_ms=100.0)
     aged = [made.priority(state(old, now_ms=now), old) for now in (90.0, 100.0, 109.9, 110.0, 129.9, 130.0)]
@@ -182,7 +187,9 @@ def test_age_counts_whole_quanta_since_arrival():
         (decode("r", index=1, priority=3, arrival_ms=0.0), "r"),
     ],
 )
-def test_static_priority_takes_the_last_by_priority_arrival_and_index_be_it_the_requester(requester, victim):
+def test_static_priority_takes_the_last_by_priority_arrival_and_index_be_it_the_requester(
+    requester: SessionView, victim: str
+) -> None:
     made = make_policy("static_priority")
     other = decode("r9", index=9, priority=2, arrival_ms=5.0)
     assert made.choose_victim(state(requester, other), requester) == victim
@@ -190,7 +197,7 @@ def test_static_priority_takes_the_last_by_priority_arrival_and_index_be_it_the_
 
 
 @pytest.mark.parametrize(("index", "victim"), [(1, "r9"), (10, "r")])
-def test_the_default_takes_the_newest_be_it_the_requester(index, victim):
+def test_the_default_takes_the_newest_be_it_the_requester(index: int, victim: str) -> None:
     requester, other = decode("r", index=index), decode("r9", index=9)
     made = make_policy("fcfs")
     assert made.choose_victim(state(requester, other), requester) == victim
@@ -205,7 +212,9 @@ def test_the_default_takes_the_newest_be_it_the_requester(index, victim):
         (decode("a", index=1, priority=1), decode("b", index=2, priority=1)),
     ],
 )
-def test_vllm_priority_takes_the_largest_of_priority_arrival_and_index_though_it_asks(first, second):
+def test_vllm_priority_takes_the_largest_of_priority_arrival_and_index_though_it_asks(
+    first: SessionView, second: SessionView
+) -> None:
     made, both = make_policy("vllm_priority"), state(first, second)
     assert made.choose_victim(both, first) == made.choose_victim(both, second) == "b"
     memory = QueueMemory(0, {"a": 0, "b": 1})
@@ -218,7 +227,7 @@ def fields_of(item: SessionView) -> dict:
     return {"priority": item.request.priority, "arrival_ms": item.request.arrival_ms}
 
 
-def test_vllm_orders_running_ones_by_entry_then_preempted_ones_last_first_then_waiting_ones():
+def test_vllm_orders_running_ones_by_entry_then_preempted_ones_last_first_then_waiting_ones() -> None:
     made = make_policy("vllm_fcfs")
     views = [
         decode("r1", index=9),
@@ -236,7 +245,7 @@ def test_vllm_orders_running_ones_by_entry_then_preempted_ones_last_first_then_w
     assert made.choose_victim(all_of_them, views[0]) == "r2"
 
 
-def test_vllm_stamps_what_enters_or_is_preempted_and_forgets_what_ends():
+def test_vllm_stamps_what_enters_or_is_preempted_and_forgets_what_ends() -> None:
     made, item = make_policy("vllm_fcfs"), decode()
     memory = made.observe(made.start(), "submitted", item, 0.0)
     assert memory == QueueMemory(0, {})
@@ -249,21 +258,23 @@ def test_vllm_stamps_what_enters_or_is_preempted_and_forgets_what_ends():
         assert made.observe(QueueMemory(3, {"other": 1}), event, item, 0.0) == QueueMemory(3, {"other": 1})
 
 
-def test_vllm_clamps_by_a_threshold_above_zero_only():
+def test_vllm_clamps_by_a_threshold_above_zero_only() -> None:
     for threshold, tokens in ((0, 9), (1, 1), (9, 9), (10, 9)):
         made = make_policy("vllm_fcfs", long_prefill_threshold=threshold)
         assert made.chunk_tokens(state(), view(), 9) == tokens
 
 
 @pytest.mark.parametrize(("cells", "entered"), [(8, ["s0", "s1"]), (7, ["s0"])])
-def test_vllm_lets_one_enter_beside_a_running_one_when_the_next_rows_of_both_fit_exactly(cells, entered):
+def test_vllm_lets_one_enter_beside_a_running_one_when_the_next_rows_of_both_fit_exactly(
+    cells: int, entered: list[str]
+) -> None:
     """s0 has four rows and needs one more, s1 three."""
     played = play(session(4, 2), session(3, 1, at=1, first_token=3000), policy="vllm_fcfs", pool_cells=cells)
     assert sorted(rows_per_step(played)[1]) == entered
 
 
 @pytest.mark.parametrize(("cells", "preempted"), [(8, 0), (7, 1)])
-def test_vllm_makes_no_waiting_pass_when_running_ones_lack_a_row(cells, preempted):
+def test_vllm_makes_no_waiting_pass_when_running_ones_lack_a_row(cells: int, preempted: int) -> None:
     """Two of three rows each want a fourth; a third session of one row waits."""
     played = play(
         session(3, 3),
@@ -276,7 +287,7 @@ def test_vllm_makes_no_waiting_pass_when_running_ones_lack_a_row(cells, preempte
     assert played.run.trace[1].flight.plan.intents == ()
 
 
-def test_vllm_looks_at_the_queue_when_running_ones_take_the_last_rows_exactly():
+def test_vllm_looks_at_the_queue_when_running_ones_take_the_last_rows_exactly() -> None:
     """s0 takes the last of four cells in step 1, in which s1 comes and can no longer be in time."""
     played = play(
         session(3, 2),
@@ -292,7 +303,7 @@ def test_vllm_looks_at_the_queue_when_running_ones_take_the_last_rows_exactly():
 
 
 @pytest.mark.parametrize(("live", "refused"), [(3, False), (4, True), (5, True)])
-def test_a_bound_of_four_live_sessions_refuses_the_fifth(live, refused):
+def test_a_bound_of_four_live_sessions_refuses_the_fifth(live: int, refused: bool) -> None:
     overload = Overload(kind="bounded", max_live=4)
     kinds = [WAITING, RUNNING, SUSPENDED]
     there = state(*(view(f"r{i}", state=kinds[i % 3]) for i in range(live)))
@@ -305,7 +316,7 @@ def test_a_bound_of_four_live_sessions_refuses_the_fifth(live, refused):
 
 @pytest.mark.parametrize("policy", ["fcfs", "scorpio_guard"])
 @pytest.mark.parametrize(("limit", "rejected"), [(20.0, False), (19.9, True)])
-def test_a_first_token_exactly_in_time_is_feasible(policy, limit, rejected):
+def test_a_first_token_exactly_in_time_is_feasible(policy: str, limit: float, rejected: bool) -> None:
     """Four rows at two a tick of 10 ms."""
     options = {"tick_ms": 10.0, "tokens_per_tick": 2}
     if policy == "fcfs":
@@ -317,7 +328,7 @@ def test_a_first_token_exactly_in_time_is_feasible(policy, limit, rejected):
     assert made.rejects(state(emitted), emitted) is None
 
 
-def test_cached_rows_count_as_computed_in_what_is_feasible():
+def test_cached_rows_count_as_computed_in_what_is_feasible() -> None:
     made = make_policy("scorpio_guard", tick_ms=10.0, tokens_per_tick=2)
     item = view(slo=ServiceLevel(ttft_ms=10.0))
     assert made.rejects(state(item, memory=Facts(cached={"r": 2})), item) is None
@@ -334,13 +345,15 @@ def test_cached_rows_count_as_computed_in_what_is_feasible():
         {"kind": "nothing"},
     ],
 )
-def test_an_overload_that_contradicts_itself_is_refused(bad):
+def test_an_overload_that_contradicts_itself_is_refused(bad: dict[str, int | str]) -> None:
     with pytest.raises(ValueError):
         Overload(**bad)
     Overload(kind="bounded", max_live=1)
 
 
-def test_deadlines_count_from_arrival_and_from_the_previous_emission_and_are_infinite_without_an_objective():
+def test_deadlines_count_from_arrival_and_the_previous_emission_and_are_infinite_without_an_objective() -> (
+    None
+):
     slo = ServiceLevel(ttft_ms=30.0, tbt_ms=20.0)
     assert deadline_ms(view(arrival_ms=5.0, slo=slo)) == 35.0
     assert deadline_ms(view(state=RUNNING, emitted=1, computed=4, last_ms=50.0, slo=slo)) == 70.0
@@ -348,11 +361,11 @@ def test_deadlines_count_from_arrival_and_from_the_previous_emission_and_are_inf
 
 
 @pytest.mark.parametrize(("rows", "finish"), [(1, 10.0), (2, 10.0), (3, 20.0), (4, 20.0), (5, 30.0)])
-def test_a_first_token_takes_a_tick_for_each_started_share_of_rows(rows, finish):
+def test_a_first_token_takes_a_tick_for_each_started_share_of_rows(rows: int, finish: float) -> None:
     assert ExclusiveCost(10.0, 2).emission_ms(view(prompt=rows), 0.0) == finish
 
 
-def test_a_rebuild_comes_on_top_of_the_row_that_emits():
+def test_a_rebuild_comes_on_top_of_the_row_that_emits() -> None:
     cost = ExclusiveCost(10.0, 2)
     assert cost.emission_ms(decode(), 5.0) == 15.0
     assert cost.emission_ms(view(state=SUSPENDED, emitted=1, committed=4, last_ms=0.0), 5.0) == 35.0
@@ -363,7 +376,7 @@ def test_a_rebuild_comes_on_top_of_the_row_that_emits():
 
 
 @pytest.mark.parametrize("bad", [(0.0, 1), (-1.0, 1), (10.0, 0)])
-def test_a_cost_of_nothing_is_refused(bad):
+def test_a_cost_of_nothing_is_refused(bad: tuple[float, int]) -> None:
     with pytest.raises(ValueError):
         ExclusiveCost(*bad)
     ExclusiveCost(0.1, 1)
@@ -376,14 +389,16 @@ def test_a_cost_of_nothing_is_refused(bad):
     ("forecast", "emitted", "rows"),
     [(1, 0, 4), (3, 0, 6), (3, 2, 6), (3, 3, 6), (3, 4, 7), (9, 0, 12), (99, 0, 12)],
 )
-def test_a_forecast_is_at_least_what_was_emitted_and_at_most_what_was_declared(forecast, emitted, rows):
+def test_a_forecast_is_at_least_what_was_emitted_and_at_most_what_was_declared(
+    forecast: int, emitted: int, rows: int
+) -> None:
     """Prompt of four, at most nine outputs: the last one needs no row."""
     made = Reservation(kind="point", forecasts={"r": {"point": forecast}})
     item = view(state=SUSPENDED, most=9, emitted=emitted, committed=4 if emitted else 0, last_ms=0.0)
     assert made.future_rows(item) == rows
 
 
-def test_each_kind_reads_its_own_forecast():
+def test_each_kind_reads_its_own_forecast() -> None:
     forecasts = {"r": {"point": 2, "p50": 3, "p90": 5}}
     made = {kind: Reservation(kind=kind, forecasts=forecasts) for kind in ("maximum", "point", "quantile")}
     assert [made[kind].total_outputs(view(most=9)) for kind in made] == [9, 2, 5]
@@ -406,7 +421,9 @@ def test_each_kind_reads_its_own_forecast():
         ({"kind": "quantile", "forecasts": {"r": {"p50": 3, "p90": 9, "point": 1}}}, True),
     ],
 )
-def test_a_reservation_is_checked_when_it_is_made(fields, fine):
+def test_a_reservation_is_checked_when_it_is_made(
+    fields: dict[str, dict[str, dict[str, int]] | int | str], fine: bool
+) -> None:
     if fine:
         Reservation(**fields)
     else:
@@ -417,7 +434,7 @@ def test_a_reservation_is_checked_when_it_is_made(fields, fine):
 # -- goodput
 
 
-def test_a_rate_whose_attainment_is_exactly_alpha_still_counts():
+def test_a_rate_whose_attainment_is_exactly_alpha_still_counts() -> None:
     shares = {1.0: 1.0, 2.0: 0.9, 3.0: 0.89, 4.0: 1.0}
     found = sweep_goodput(shares.__getitem__, sorted(shares), alpha=0.9)
     assert (found.rate, len(found.points)) == (2.0, 3)
@@ -427,7 +444,7 @@ def test_a_rate_whose_attainment_is_exactly_alpha_still_counts():
 @pytest.mark.parametrize(
     ("rates", "alpha"), [([], 0.9), ([1.0, 1.0], 0.9), ([2.0, 1.0], 0.9), ([1.0], 0.0), ([1.0], 1.1)]
 )
-def test_a_sweep_of_no_sense_is_refused(rates, alpha):
+def test_a_sweep_of_no_sense_is_refused(rates: list[float], alpha: float) -> None:
     with pytest.raises(ValueError):
         sweep_goodput(lambda rate: 1.0, rates, alpha=alpha)
     assert sweep_goodput(lambda rate: 1.0, [1.0], alpha=1.0).rate == 1.0
@@ -444,7 +461,9 @@ def test_a_sweep_of_no_sense_is_refused(rates, alpha):
         (9, [{"s0": 1, "s1": 7}, {"s1": 2}]),  # never fits a step whole, so it is cut
     ],
 )
-def test_orca_waits_for_a_step_that_holds_a_prompt_whole_if_there_can_be_one(prompt, steps):
+def test_orca_waits_for_a_step_that_holds_a_prompt_whole_if_there_can_be_one(
+    prompt: int, steps: list[dict[str, int]]
+) -> None:
     played = play(
         session(1, 2), session(prompt, 1, at=1, first_token=3000), policy="orca", max_num_batched_tokens=8
     )
@@ -458,7 +477,7 @@ def test_orca_waits_for_a_step_that_holds_a_prompt_whole_if_there_can_be_one(pro
         (15, [{"s0": 1, "s1": 7}, {"s0": 1}, {"s0": 1}, {"s1": 8}]),
     ],
 )
-def test_orca_waits_with_the_rest_of_a_cut_prompt_too(prompt, steps):
+def test_orca_waits_with_the_rest_of_a_cut_prompt_too(prompt: int, steps: list[dict[str, int]]) -> None:
     """Seven rows are left beside a decode; a rest of eight fits a step of its own."""
     played = play(
         session(1, 4), session(prompt, 1, at=1, first_token=3000), policy="orca", max_num_batched_tokens=8
@@ -467,7 +486,7 @@ def test_orca_waits_with_the_rest_of_a_cut_prompt_too(prompt, steps):
 
 
 @pytest.mark.parametrize(("slots", "refused"), [(13, False), (12, True)])
-def test_orca_accepts_a_request_that_takes_all_slots_exactly(slots, refused):
+def test_orca_accepts_a_request_that_takes_all_slots_exactly(slots: int, refused: bool) -> None:
     request = Request(request_id="n", prompt=(1, 2, 3, 4), max_tokens=9)
     made = make_policy("orca", slots=slots)
     assert (made.refuse(state(), request) is not None) is refused
@@ -497,7 +516,9 @@ def test_orca_accepts_a_request_that_takes_all_slots_exactly(slots, refused):
         ("sglang_adder", {"max_requests": 0}),
     ],
 )
-def test_an_option_just_out_of_range_is_refused_and_the_next_one_is_not(policy, options):
+def test_an_option_just_out_of_range_is_refused_and_the_next_one_is_not(
+    policy: str, options: dict[str, float | list[int]]
+) -> None:
     with pytest.raises(ValueError):
         make_policy(policy, **options)
     inside = {
@@ -508,7 +529,7 @@ def test_an_option_just_out_of_range_is_refused_and_the_next_one_is_not(policy, 
 
 
 @pytest.mark.parametrize("policy", [name for name in policy_names() if "overload" in option_types(name)])
-def test_a_suspended_session_is_never_given_up_for_its_first_token(policy):
+def test_a_suspended_session_is_never_given_up_for_its_first_token(policy: str) -> None:
     """Its prompt is cut in two; it is suspended between, and can then no longer be in time."""
     options = {"overload": {"kind": "reject_infeasible", "tick_ms": TICK_MS}}
     case = workload(
@@ -528,7 +549,7 @@ def test_a_suspended_session_is_never_given_up_for_its_first_token(policy):
 # -- SCORPIO
 
 
-def test_scorpio_decodes_with_a_credit_of_exactly_one_step():
+def test_scorpio_decodes_with_a_credit_of_exactly_one_step() -> None:
     """A share of 1/2: the first step gives half a credit, the second a whole one."""
     made = make_policy("scorpio_guard")
     tight = decode("a", slo=ServiceLevel(tbt_ms=20.0))
@@ -547,7 +568,7 @@ class NoStops(Facts):
         return stop
 
 
-def test_scorpio_carries_over_one_step_of_credit_at_most_and_forgets_who_is_gone():
+def test_scorpio_carries_over_one_step_of_credit_at_most_and_forgets_who_is_gone() -> None:
     made = make_policy("scorpio_guard")
     loose = decode("b", slo=ServiceLevel(tbt_ms=40.0))
     left_out = state(loose, policy_memory={"b": Fraction(1), "gone": Fraction(1)}, memory=NoStops())
@@ -555,7 +576,7 @@ def test_scorpio_carries_over_one_step_of_credit_at_most_and_forgets_who_is_gone
     assert made.planned(left_out, nothing) == {"b": 1}
 
 
-def test_scorpio_counts_only_ready_decodes_for_the_tightest_limit():
+def test_scorpio_counts_only_ready_decodes_for_the_tightest_limit() -> None:
     made = make_policy("scorpio_guard")
     loose = decode("b", slo=ServiceLevel(tbt_ms=40.0))
     others = [
@@ -570,7 +591,9 @@ def test_scorpio_counts_only_ready_decodes_for_the_tightest_limit():
 @pytest.mark.parametrize(
     ("limits", "enters"), [((None, None), True), ((10.0, None), False), ((None, 10.0), False)]
 )
-def test_scorpio_lets_a_second_session_in_when_nobody_has_a_limit(limits, enters):
+def test_scorpio_lets_a_second_session_in_when_nobody_has_a_limit(
+    limits: tuple[float | None, ...], enters: bool
+) -> None:
     """Any batch of two takes 11 ms."""
     made = make_policy("scorpio_guard", base_ms=11.0)
     running, entering = (
@@ -585,7 +608,7 @@ def test_scorpio_lets_a_second_session_in_when_nobody_has_a_limit(limits, enters
 # -- FastServe
 
 
-def test_a_job_joins_the_first_queue_whose_quantum_covers_its_first_step():
+def test_a_job_joins_the_first_queue_whose_quantum_covers_its_first_step() -> None:
     made = make_policy("fastserve_mlfq", quantum_rows=4, levels=3)
     for rows, level in ((1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (99, 2)):
         memory = made.observe(made.start(), "submitted", view(prompt=rows), 7.0)
@@ -593,7 +616,7 @@ def test_a_job_joins_the_first_queue_whose_quantum_covers_its_first_step():
 
 
 @pytest.mark.parametrize(("used", "level"), [(2, 0), (3, 1)])
-def test_a_job_falls_when_its_quantum_is_used_up_exactly(used, level):
+def test_a_job_falls_when_its_quantum_is_used_up_exactly(used: int, level: int) -> None:
     """A quantum of four and one more row decoded."""
     made = make_policy("fastserve_mlfq", quantum_rows=4, levels=3)
     memory = Queues(5, {"r": Job(0, used, 1, 0.0)})
@@ -601,7 +624,7 @@ def test_a_job_falls_when_its_quantum_is_used_up_exactly(used, level):
     assert (job.level, job.used, job.since_ms, job.done) == (level, 0 if level else 3, 9.0, 1)
 
 
-def test_a_depleted_job_falls_to_the_first_lower_queue_that_covers_its_next_step():
+def test_a_depleted_job_falls_to_the_first_lower_queue_that_covers_its_next_step() -> None:
     made = make_policy("fastserve_mlfq", quantum_rows=4, levels=4)
     for left, level in ((8, 1), (9, 2), (16, 2), (17, 3), (99, 3)):
         part = view(state=RUNNING, prompt=left + 4, computed=4)
@@ -614,7 +637,9 @@ def test_a_depleted_job_falls_to_the_first_lower_queue_that_covers_its_next_step
 @pytest.mark.parametrize(
     ("level", "waited_ms", "promoted"), [(1, 300.0, True), (1, 299.9, False), (0, 999.0, False)]
 )
-def test_a_job_is_promoted_after_exactly_the_time_and_never_from_the_first_queue(level, waited_ms, promoted):
+def test_a_job_is_promoted_after_exactly_the_time_and_never_from_the_first_queue(
+    level: int, waited_ms: float, promoted: bool
+) -> None:
     made = make_policy("fastserve_mlfq")
     job = Job(level, 3, 0, 100.0)
     at = state(view(), now_ms=100.0 + waited_ms, policy_memory=Queues(1, {"r": job}))
@@ -625,14 +650,16 @@ def test_a_job_is_promoted_after_exactly_the_time_and_never_from_the_first_queue
 @pytest.mark.parametrize(
     ("done", "rebuilt", "may"), [(0, 0, False), (1, 0, True), (3, 3, True), (2, 3, False)]
 )
-def test_a_job_may_be_preempted_when_it_has_done_as_much_as_it_rebuilt(done, rebuilt, may):
+def test_a_job_may_be_preempted_when_it_has_done_as_much_as_it_rebuilt(
+    done: int, rebuilt: int, may: bool
+) -> None:
     assert Job(1, 0, 0, 0.0, done, rebuilt).may_be_preempted is may
 
 
 @pytest.mark.parametrize(
     ("level", "done", "victim"), [(0, 1, None), (1, 1, "low"), (1, 0, None), (2, 1, "low")]
 )
-def test_a_job_takes_the_place_of_a_lower_queue_only(level, done, victim):
+def test_a_job_takes_the_place_of_a_lower_queue_only(level: int, done: int, victim: str | None) -> None:
     made = make_policy("fastserve_mlfq")
     low, high = decode("low"), view("high", index=1)
     jobs = {"low": Job(level, 0, 0, 0.0, done), "high": Job(0, 0, 1, 0.0)}
@@ -640,7 +667,7 @@ def test_a_job_takes_the_place_of_a_lower_queue_only(level, done, victim):
     assert (found and found.request_id) == victim
 
 
-def test_the_last_of_the_lowest_queue_gives_way_be_it_the_requester():
+def test_the_last_of_the_lowest_queue_gives_way_be_it_the_requester() -> None:
     made = make_policy("fastserve_mlfq")
     jobs = {"a": Job(0, 0, 9, 0.0), "b": Job(1, 0, 1, 0.0), "c": Job(1, 0, 2, 0.0)}
     running = [decode(name, index=i) for i, name in enumerate("abc")]
@@ -649,7 +676,7 @@ def test_the_last_of_the_lowest_queue_gives_way_be_it_the_requester():
     assert made.choose_victim(at, running[2]) == "c"
 
 
-def test_what_a_job_did_is_counted_anew_when_it_enters_or_leaves():
+def test_what_a_job_did_is_counted_anew_when_it_enters_or_leaves() -> None:
     made = make_policy("fastserve_mlfq")
     for event in ("admitted", "resumed", "preempted"):
         memory = made.observe(Queues(1, {"r": Job(1, 2, 0, 0.0, 5, 6)}), event, decode(), 3.0)
@@ -662,7 +689,7 @@ def test_what_a_job_did_is_counted_anew_when_it_enters_or_leaves():
 
 
 @pytest.mark.parametrize(("most", "together"), [(None, 3), (1, 1), (2, 2)])
-def test_a_batch_of_jobs_is_bounded(most, together):
+def test_a_batch_of_jobs_is_bounded(most: int | None, together: int) -> None:
     three = [session(1, 4, first_token=1000 * (i + 1)) for i in range(3)]
     played = play(*three, policy="fastserve_mlfq", options={"max_batch": most})
     assert len(rows_per_step(played)[0]) == together
@@ -671,7 +698,7 @@ def test_a_batch_of_jobs_is_bounded(most, together):
 # -- VTC
 
 
-def test_a_client_is_lifted_to_the_least_of_those_that_wait_and_keeps_a_larger_counter():
+def test_a_client_is_lifted_to_the_least_of_those_that_wait_and_keeps_a_larger_counter() -> None:
     memory = Counters(counters={"a": 5, "b": 3, "idle": 1, "rich": 9}, waiting={"a": 1, "b": 1, "idle": 0})
     assert memory.lifted("new").counters["new"] == 3
     assert memory.lifted("rich").counters["rich"] == 9
@@ -681,7 +708,7 @@ def test_a_client_is_lifted_to_the_least_of_those_that_wait_and_keeps_a_larger_c
     assert again.waiting["poor"] == 2
 
 
-def test_the_last_to_leave_the_queue_is_who_has_nothing_more_waiting():
+def test_the_last_to_leave_the_queue_is_who_has_nothing_more_waiting() -> None:
     memory = Counters(waiting={"a": 2, "b": 1}, last_left="x")
     assert memory.left("a").last_left == "x"
     assert memory.left("b").last_left == "b"
@@ -689,7 +716,9 @@ def test_the_last_to_leave_the_queue_is_who_has_nothing_more_waiting():
 
 @pytest.mark.parametrize("policy", ["vtc", "vtc_completed"])
 @pytest.mark.parametrize(("client_state", "waiting"), [(WAITING, 1), (RUNNING, 2)])
-def test_an_end_takes_a_waiting_request_out_of_the_queue_and_no_other(policy, client_state, waiting):
+def test_an_end_takes_a_waiting_request_out_of_the_queue_and_no_other(
+    policy: str, client_state: SessionState, waiting: int
+) -> None:
     made = make_policy(policy)
     for event in ("cancelled", "failed"):
         memory = Counters(counters={"default": 1}, waiting={"default": 2}, live={"default": 3})
@@ -700,21 +729,23 @@ def test_an_end_takes_a_waiting_request_out_of_the_queue_and_no_other(policy, cl
 @pytest.mark.parametrize(
     ("counters", "first"), [({"a": 2, "b": 1}, "s1"), ({"a": 1, "b": 1}, "s0"), ({"a": 1, "b": 2}, "s0")]
 )
-def test_the_least_served_client_is_next_and_of_equals_the_one_of_the_smaller_name(counters, first):
+def test_the_least_served_client_is_next_and_of_equals_the_one_of_the_smaller_name(
+    counters: dict[str, int], first: str
+) -> None:
     made = make_policy("vtc")
     waiting = [view("s0", index=0, client_id="a"), view("s1", index=1, client_id="b")]
     at = state(*waiting, policy_memory=Counters(counters=counters))
     assert next(made.waiting_order(at)).request_id == first
 
 
-def test_a_client_whose_request_is_not_ready_does_not_hold_its_others_up():
+def test_a_client_whose_request_is_not_ready_does_not_hold_its_others_up() -> None:
     made = make_policy("vtc")
     waiting = [view("s0", client_id="a", ready=False), view("s1", index=1, client_id="a")]
     at = state(*waiting, policy_memory=Counters(counters={"a": 0}))
     assert [item.request_id for item in made.waiting_order(at)] == ["s1"]
 
 
-def test_a_provisional_charge_is_the_prompt_rows_that_are_left_to_compute():
+def test_a_provisional_charge_is_the_prompt_rows_that_are_left_to_compute() -> None:
     made = make_policy("vtc_completed", input_weight=3)
     for item, charge in (
         (view(state=RUNNING, prompt=9), 27),
@@ -731,7 +762,7 @@ def test_a_provisional_charge_is_the_prompt_rows_that_are_left_to_compute():
 # -- least slack
 
 
-def test_slack_counts_what_a_waiting_session_would_share_and_a_running_one_has():
+def test_slack_counts_what_a_waiting_session_would_share_and_a_running_one_has() -> None:
     """Two rows a tick of 10 ms, due at 10: four rows are late by one tick, two are not."""
     made = make_policy("least_slack", tokens_per_tick=2)
     waiting, running = view("w", slo=SOON), view("r", state=RUNNING, slo=SOON)
@@ -743,12 +774,12 @@ def test_slack_counts_what_a_waiting_session_would_share_and_a_running_one_has()
 
 
 @pytest.mark.parametrize(("cached", "group"), [(0, 2), (3, 2), (4, 1), (7, 1), (8, 0), (12, 0)])
-def test_a_group_begins_at_its_fraction_of_the_prompt_exactly(cached, group):
+def test_a_group_begins_at_its_fraction_of_the_prompt_exactly(cached: int, group: int) -> None:
     """Three groups of a prompt of twelve."""
     assert make_policy("preble_quota", quotas=[1, 1, 1]).group(cached, 12) == group
 
 
-def test_a_pick_uses_its_groups_quota_and_a_spent_group_begins_a_cycle():
+def test_a_pick_uses_its_groups_quota_and_a_spent_group_begins_a_cycle() -> None:
     made = make_policy("preble_quota", quotas=[2, 1])
     assert made._picked((2, 1), 0) == (1, 1)
     assert made._picked((0, 1), 1) == (0, 0)
@@ -759,13 +790,13 @@ def test_a_pick_uses_its_groups_quota_and_a_spent_group_begins_a_cycle():
 # -- SARATHI
 
 
-def test_sarathi_goes_on_with_the_oldest_partial_prompt_and_admits_nobody_meanwhile():
+def test_sarathi_goes_on_with_the_oldest_partial_prompt_and_admits_nobody_meanwhile() -> None:
     two = session(9, 2), session(9, 2, first_token=3000)
     played = play(*two, policy="sarathi", options={"chunk_tokens": 4})
     assert intervals(played)[:3] == [[("s0", 0, 4)], [("s0", 4, 8)], [("s0", 8, 9)]]
 
 
-def test_sarathi_resumes_the_suspended_before_it_admits():
+def test_sarathi_resumes_the_suspended_before_it_admits() -> None:
     case = workload(
         session(6, 3),
         session(4, 1, at=1, first_token=3000),
@@ -778,7 +809,9 @@ def test_sarathi_resumes_the_suspended_before_it_admits():
 
 
 @pytest.mark.parametrize(("level", "stamps", "first"), [(1, (7, 8), "a"), (1, (8, 7), "b"), (0, (8, 7), "b")])
-def test_jobs_of_one_queue_are_served_in_the_order_in_which_they_came_to_it(level, stamps, first):
+def test_jobs_of_one_queue_are_served_in_the_order_in_which_they_came_to_it(
+    level: int, stamps: tuple[int, ...], first: str
+) -> None:
     made = make_policy("fastserve_mlfq")
     jobs = {name: Job(level, 0, stamp, 0.0) for name, stamp in zip("ab", stamps, strict=True)}
     for now_ms in (0.0, 300.0):  # a promoted job keeps its place among the promoted ones
@@ -789,7 +822,7 @@ def test_jobs_of_one_queue_are_served_in_the_order_in_which_they_came_to_it(leve
 # -- the warm and cold rule
 
 
-def test_only_deferrals_are_counted_and_they_are_forgotten_with_the_entry_or_the_end():
+def test_only_deferrals_are_counted_and_they_are_forgotten_with_the_entry_or_the_end() -> None:
     made = make_policy("sglang_adder", warm_cold=True, max_age_ms=0.0)
     at = state(view("a"), view("b", index=1), policy_memory={"b": 1}, memory=NoStops())
     plan = PlanBuilder(at, made)
@@ -804,7 +837,7 @@ def test_only_deferrals_are_counted_and_they_are_forgotten_with_the_entry_or_the
 
 
 @pytest.mark.parametrize(("limit", "joined"), [(198, True), (197, False)])
-def test_cached_tokens_up_to_the_limit_exactly_may_join(limit, joined):
+def test_cached_tokens_up_to_the_limit_exactly_may_join(limit: int, joined: bool) -> None:
     """Both share a prompt of which 100 - 1 tokens are resident; 99 + 99 are 198."""
     sessions = [session(100, 1, first_token=500)]
     sessions += [session(100, 1, at=2, first_token=500) for _ in range(2)]

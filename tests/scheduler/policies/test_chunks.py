@@ -6,18 +6,18 @@ import pytest
 
 from parity.checkers.rows import causal_pairs, history_rows, piggybacked_decodes, prefill_chunks
 from parity.records import Fault, FaultKind
-from parity.run.runner import replay
+from parity.run.runner import Replay, replay
 from parity.suites.workloads import intervals, play, rows_per_step, session, workload
 
 ROW_BYTES = 131_072  # the profile that the source document declares for its byte figures
 
 
-def pairs_of(chunks) -> list[int]:
+def pairs_of(chunks: list[tuple[int, ...]]) -> list[int]:
     return [causal_pairs(start, stop) for start, stop in chunks]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 12])
-def test_twelve_rows_have_78_causal_pairs_whatever_the_chunk(size):
+def test_twelve_rows_have_78_causal_pairs_whatever_the_chunk(size: int) -> None:
     played = play(session(12, 1), policy="sarathi", options={"chunk_tokens": size})
     chunks = prefill_chunks(played.run, 0)
     assert [stop - start for start, stop in chunks] == [size] * (12 // size) + (
@@ -26,7 +26,7 @@ def test_twelve_rows_have_78_causal_pairs_whatever_the_chunk(size):
     assert sum(pairs_of(chunks)) == 78
 
 
-def three_decodes_and_a_prompt_of_ten():
+def three_decodes_and_a_prompt_of_ten() -> Replay:
     decodes = [session(1, 20, first_token=2000 + 100 * i) for i in range(3)]
     return play(
         *decodes,
@@ -37,7 +37,7 @@ def three_decodes_and_a_prompt_of_ten():
     )
 
 
-def test_ten_rows_as_4_4_2_have_10_26_19_pairs_and_12_rows_read_again():
+def test_ten_rows_as_4_4_2_have_10_26_19_pairs_and_12_rows_read_again() -> None:
     chunks = prefill_chunks(three_decodes_and_a_prompt_of_ten().run, 3)
     assert chunks == [(0, 4), (4, 8), (8, 10)]
     assert pairs_of(chunks) == [10, 26, 19]
@@ -45,12 +45,12 @@ def test_ten_rows_as_4_4_2_have_10_26_19_pairs_and_12_rows_read_again():
     assert history_rows(chunks) == 12
 
 
-def test_all_three_decodes_ride_with_every_chunk():
+def test_all_three_decodes_ride_with_every_chunk() -> None:
     mixed = [step for step in rows_per_step(three_decodes_and_a_prompt_of_ten()) if "s3" in step]
     assert mixed == [{"s3": rows, "s0": 1, "s1": 1, "s2": 1} for rows in (4, 4, 2)]
 
 
-def test_sixteen_rows_by_four_have_136_pairs_24_rows_read_again_and_four_riders():
+def test_sixteen_rows_by_four_have_136_pairs_24_rows_read_again_and_four_riders() -> None:
     decodes = [session(1, 20, first_token=2000 + 100 * i) for i in range(4)]
     played = play(
         *decodes,
@@ -80,8 +80,8 @@ def test_sixteen_rows_by_four_have_136_pairs_24_rows_read_again_and_four_riders(
     ],
 )
 def test_sarathi_piggybacks_the_minimum_of_decodes_rows_and_sequences_left(
-    decodes, budget, seqs, chunk, prompt
-):
+    decodes: int, budget: int, seqs: int, chunk: int, prompt: int
+) -> None:
     # The decodes are spread so that they have all started; one sequence is kept for the prompt.
     decodes = min(decodes, seqs - 1)
     started = [session(1, 80, first_token=2000 + 100 * i) for i in range(decodes)]
@@ -100,7 +100,7 @@ def test_sarathi_piggybacks_the_minimum_of_decodes_rows_and_sequences_left(
     )
 
 
-def test_sarathi_has_one_chunk_per_step_however_many_prompts_wait():
+def test_sarathi_has_one_chunk_per_step_however_many_prompts_wait() -> None:
     played = play(
         *[session(9, 3, first_token=2000 + 100 * i) for i in range(4)],
         policy="sarathi",
@@ -116,7 +116,7 @@ def test_sarathi_has_one_chunk_per_step_however_many_prompts_wait():
         )
 
 
-def test_4096_rows_by_640_are_six_chunks_and_one_of_256_with_128_rows_left():
+def test_4096_rows_by_640_are_six_chunks_and_one_of_256_with_128_rows_left() -> None:
     played = play(
         session(4096, 1),
         policy="sarathi",
@@ -130,7 +130,7 @@ def test_4096_rows_by_640_are_six_chunks_and_one_of_256_with_128_rows_left():
     assert ledger.max_num_batched_tokens - ledger.num_tokens == 128
 
 
-def test_sarathi_serve_runs_all_decodes_then_the_partial_prefill_within_tau_then_new_ones():
+def test_sarathi_serve_runs_all_decodes_then_the_partial_prefill_within_tau_then_new_ones() -> None:
     decodes = [session(1, 20, first_token=2000 + 100 * i) for i in range(3)]
     played = play(
         *decodes,
@@ -146,7 +146,7 @@ def test_sarathi_serve_runs_all_decodes_then_the_partial_prefill_within_tau_then
     ]
 
 
-def test_sarathi_serve_never_leaves_a_decode_out_while_a_prefill_runs():
+def test_sarathi_serve_never_leaves_a_decode_out_while_a_prefill_runs() -> None:
     played = play(
         *[session(7, 9, at=2 * i, first_token=2000 + 100 * i) for i in range(6)],
         policy="sarathi_serve",
@@ -163,7 +163,7 @@ def test_sarathi_serve_never_leaves_a_decode_out_while_a_prefill_runs():
         }
 
 
-def test_orca_stops_at_the_first_that_does_not_fit_and_never_skips_to_a_smaller_one():
+def test_orca_stops_at_the_first_that_does_not_fit_and_never_skips_to_a_smaller_one() -> None:
     played = play(
         session(4, 5),
         session(4, 5, first_token=2000),
@@ -177,7 +177,7 @@ def test_orca_stops_at_the_first_that_does_not_fit_and_never_skips_to_a_smaller_
     assert [name for name, _, _ in steps[5]] == ["s1", "s2"]
 
 
-def test_orca_reserves_the_declared_maximum_although_the_output_turns_out_short():
+def test_orca_reserves_the_declared_maximum_although_the_output_turns_out_short() -> None:
     played = play(
         session(4, 9, hidden=3),
         session(4, 9, hidden=3, first_token=2000),
@@ -188,7 +188,7 @@ def test_orca_reserves_the_declared_maximum_although_the_output_turns_out_short(
     assert steps == [["s0"], ["s0"], ["s0"], ["s1"], ["s1"], ["s1"]]  # 12 + 12 rows declared, 6 + 6 realised
 
 
-def test_orca_batches_at_most_max_bs_requests_by_arrival():
+def test_orca_batches_at_most_max_bs_requests_by_arrival() -> None:
     played = play(
         *[session(2, 3, first_token=2000 + 100 * i) for i in range(5)], policy="orca", max_num_seqs=3
     )
@@ -196,14 +196,14 @@ def test_orca_batches_at_most_max_bs_requests_by_arrival():
     assert max(map(len, intervals(played))) == 3
 
 
-def test_orca_runs_a_prompt_in_one_iteration_and_waits_until_it_fits_whole():
+def test_orca_runs_a_prompt_in_one_iteration_and_waits_until_it_fits_whole() -> None:
     played = play(session(5, 3), session(6, 1, first_token=2000), policy="orca", max_num_batched_tokens=8)
     assert [rows for _, *rows in map(tuple, [step[0] for step in intervals(played)[:1]])] == [[0, 5]]
     chunks = prefill_chunks(played.run, 1)
     assert chunks == [(0, 6)]
 
 
-def test_orca_stops_at_the_first_that_its_slots_do_not_hold():
+def test_orca_stops_at_the_first_that_its_slots_do_not_hold() -> None:
     """s1 would exceed the reserved slots; s2 would not, but comes after it."""
     played = play(
         session(4, 5),
@@ -217,7 +217,7 @@ def test_orca_stops_at_the_first_that_its_slots_do_not_hold():
     assert steps[5] == ["s1", "s2"]
 
 
-def test_orca_reserves_prompt_and_max_tokens_of_each_first_selection():
+def test_orca_reserves_prompt_and_max_tokens_of_each_first_selection() -> None:
     """Two declare 4 + 9 = 13 tokens each: 26 slots hold both, 25 one (24 rows would fit)."""
     pair = session(4, 9), session(4, 9, first_token=2000)
     for slots, first in ((26, ["s0", "s1"]), (25, ["s0"])):
@@ -227,7 +227,7 @@ def test_orca_reserves_prompt_and_max_tokens_of_each_first_selection():
         assert sorted(rows_per_step(play(*pair, policy="orca", pool_cells=cells))[0]) == first
 
 
-def test_orca_refuses_at_the_door_what_exceeds_its_slots_alone():
+def test_orca_refuses_at_the_door_what_exceeds_its_slots_alone() -> None:
     played = replay(
         workload(session(4, 9), session(4, 8, first_token=2000), policy="orca", options={"slots": 12})
     )
@@ -237,12 +237,12 @@ def test_orca_refuses_at_the_door_what_exceeds_its_slots_alone():
     assert sorted(played.outputs) == [1]
 
 
-def test_orca_lets_a_request_whose_last_token_needs_no_row_take_the_whole_pool():
+def test_orca_lets_a_request_whose_last_token_needs_no_row_take_the_whole_pool() -> None:
     played = play(session(4, 9), session(1, 1, first_token=2000), policy="orca", pool_cells=12)
     assert [sorted(step) for step in rows_per_step(played)] == [["s0"]] * 9 + [["s1"]]
 
 
-def test_orca_keeps_the_reservation_of_a_suspended_request_to_its_end():
+def test_orca_keeps_the_reservation_of_a_suspended_request_to_its_end() -> None:
     """s0 is suspended in step 1; s1 arrives with it: 9 + 4 slots are more than 12."""
     preempted = (Fault(kind=FaultKind.PREEMPT, step=2, session=0),)
     played = play(

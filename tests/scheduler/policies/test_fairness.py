@@ -4,10 +4,13 @@ reuse quotas, MLFQ, starvation.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from parity.checkers.service import client_reports, service_of, starved_clients
-from parity.run.runner import replay
+from parity.records import Case
+from parity.run.runner import Replay, replay
 from parity.suites.workloads import TICK_MS, order_of_first_chunks, play, session, workload
 from scheduler.limits import Layout
 from scheduler.records import ServiceLevel
@@ -15,7 +18,7 @@ from scheduler.records import ServiceLevel
 ONE_EVENT = {"max_num_batched_tokens": 1, "max_num_seqs": 1}
 
 
-def flood(policy: str, **options):
+def flood(policy: str, **options: Any) -> Replay:
     """A offers eight events of cost two, B four, all at once; one event a tick; six are in time."""
     slo = ServiceLevel(ttft_ms=6 * TICK_MS)
     events = [session(1, 1, client_id="A", slo=slo, first_token=1000 + i) for i in range(8)]
@@ -29,7 +32,9 @@ WEIGHTS = {"input_weight": 1, "output_weight": 1}  # one prompt row and one outp
 @pytest.mark.parametrize(
     ("policy", "options", "gap"), [("fcfs", {}, 16), ("vtc", WEIGHTS, 2), ("vtc_completed", WEIGHTS, 2)]
 )
-def test_fifo_lets_the_gap_reach_16_and_least_service_keeps_it_at_2(policy, options, gap):
+def test_fifo_lets_the_gap_reach_16_and_least_service_keeps_it_at_2(
+    policy: str, options: dict[str, int], gap: int
+) -> None:
     ledger = service_of(flood(policy, **options).run, **WEIGHTS)
     assert ledger.gap("A", "B") == gap
     assert ledger.totals() == {"A": 16, "B": 8}
@@ -38,7 +43,7 @@ def test_fifo_lets_the_gap_reach_16_and_least_service_keeps_it_at_2(policy, opti
 @pytest.mark.parametrize(
     ("policy", "options", "valid"), [("fcfs", {}, {"A": 6, "B": 0}), ("vtc", WEIGHTS, {"A": 3, "B": 3})]
 )
-def test_equal_goodput_hides_who_got_it(policy, options, valid):
+def test_equal_goodput_hides_who_got_it(policy: str, options: dict[str, int], valid: dict[str, int]) -> None:
     reports = client_reports(flood(policy, **options).run, window_ms=12 * TICK_MS, **WEIGHTS)
     assert {client: report.outcomes.valid for client, report in reports.items()} == valid
     assert sum(report.outcomes.valid for report in reports.values()) == 6
@@ -48,26 +53,26 @@ def test_equal_goodput_hides_who_got_it(policy, options, valid):
 # -- aging and starvation
 
 
-def pressed(policy: str, options=None, ticks: int = 12):
+def pressed(policy: str, options: dict[str, float] | None = None, ticks: int = 12) -> Replay:
     """One low-priority request at tick 0, one high-priority request every tick, one event a tick."""
     low = session(1, 1, priority=4, client_id="low", first_token=900)
     high = [session(1, 1, at=t, client_id="high", first_token=2000 + t) for t in range(ticks)]
     return play(low, *high, policy=policy, options=options, **ONE_EVENT)
 
 
-def test_static_priority_starves_the_low_request_and_the_ledger_says_so():
+def test_static_priority_starves_the_low_request_and_the_ledger_says_so() -> None:
     played = pressed("static_priority")
     ledger = service_of(played.run, until_ms=12 * TICK_MS)
     assert starved_clients(ledger, start_ms=0.0, stop_ms=12 * TICK_MS) == ["low"]
 
 
-def test_with_a_quantum_of_two_ticks_the_low_request_first_wins_at_tick_8():
+def test_with_a_quantum_of_two_ticks_the_low_request_first_wins_at_tick_8() -> None:
     played = pressed("aging", {"quantum_ms": 2 * TICK_MS})
     assert played.run.emitted_at[0] == [8]
     assert starved_clients(service_of(played.run), start_ms=0.0, stop_ms=12 * TICK_MS) == []
 
 
-def test_a_client_without_work_in_the_whole_interval_is_not_starved():
+def test_a_client_without_work_in_the_whole_interval_is_not_starved() -> None:
     ledger = service_of(pressed("static_priority").run)
     assert starved_clients(ledger, start_ms=0.0, stop_ms=1e9) == []
 
@@ -75,7 +80,7 @@ def test_a_client_without_work_in_the_whole_interval_is_not_starved():
 # -- reuse quotas
 
 
-def reuse(policy_options: dict, policy: str = "preble_quota"):
+def reuse(policy_options: dict, policy: str = "preble_quota") -> Case:
     """A prompt is resident; then one hot request that shares it arrives each tick, and
     one cold request at the start.
     """
@@ -97,7 +102,7 @@ def reuse(policy_options: dict, policy: str = "preble_quota"):
     )
 
 
-def completed_by_tick(played, stop_ms: float) -> dict[str, int]:
+def completed_by_tick(played: Replay, stop_ms: float) -> dict[str, int]:
     done = {"hot": 0, "cold": 0}
     for event in service_of(played.run, until_ms=stop_ms).events:
         if event.outputs and event.client_id in done:
@@ -105,13 +110,13 @@ def completed_by_tick(played, stop_ms: float) -> dict[str, int]:
     return done
 
 
-def test_a_quota_of_two_to_one_completes_eight_hot_and_one_cold():
+def test_a_quota_of_two_to_one_completes_eight_hot_and_one_cold() -> None:
     played = replay(reuse({"quotas": [2, 1]}))
     assert played.run.problems == []
     assert completed_by_tick(played, 11 * TICK_MS) == {"hot": 8, "cold": 1}
 
 
-def test_no_group_is_suppressed_in_any_cycle():
+def test_no_group_is_suppressed_in_any_cycle() -> None:
     sessions = [session(16, 1, first_token=500)]
     sessions += [session(16, 1, at=2, first_token=9000 + 100 * i, client_id="cold") for i in range(4)]
     sessions += [session(16, 1, at=2, first_token=500, client_id="hot") for _ in range(8)]
@@ -134,7 +139,7 @@ def test_no_group_is_suppressed_in_any_cycle():
 # -- MLFQ
 
 
-def mlfq(promote_after_ms: float, epochs: int = 20):
+def mlfq(promote_after_ms: float, epochs: int = 20) -> Replay:
     """A prompt whose first step costs 4 joins the queue of quantum 4; a job of cost 1
     comes to the first every tick.
     """
@@ -150,15 +155,15 @@ def mlfq(promote_after_ms: float, epochs: int = 20):
     )
 
 
-def test_a_long_first_step_skips_to_the_queue_that_covers_it_and_waits_behind_the_first_one():
+def test_a_long_first_step_skips_to_the_queue_that_covers_it_and_waits_behind_the_first_one() -> None:
     assert mlfq(promote_after_ms=1e9).run.emitted_at[0] == [20]
 
 
-def test_a_starving_job_is_promoted_to_the_first_queue():
+def test_a_starving_job_is_promoted_to_the_first_queue() -> None:
     assert mlfq(promote_after_ms=5 * TICK_MS).run.emitted_at[0] == [6]
 
 
-def test_a_job_that_uses_up_its_quantum_falls_behind_a_new_one():
+def test_a_job_that_uses_up_its_quantum_falls_behind_a_new_one() -> None:
     options = {"quantum_rows": 2, "levels": 4, "promote_after_ms": 1e9, "max_batch": 1}
     played = play(
         session(1, 9), session(1, 2, at=3, first_token=3000), policy="fastserve_mlfq", options=options
@@ -167,7 +172,7 @@ def test_a_job_that_uses_up_its_quantum_falls_behind_a_new_one():
     assert played.run.emitted_at[0] == [0, 1, 2, *range(5, 11)]
 
 
-def test_a_waiting_job_takes_the_place_of_a_running_one_of_a_lower_queue():
+def test_a_waiting_job_takes_the_place_of_a_running_one_of_a_lower_queue() -> None:
     options = {"quantum_rows": 2, "levels": 4, "promote_after_ms": 1e9}
     played = play(
         session(1, 9),
@@ -181,7 +186,7 @@ def test_a_waiting_job_takes_the_place_of_a_running_one_of_a_lower_queue():
     assert played.run.emitted_at[1][-1] < played.run.emitted_at[0][-1]
 
 
-def test_rebuilds_after_preemptions_are_at_most_twice_the_work():
+def test_rebuilds_after_preemptions_are_at_most_twice_the_work() -> None:
     """One-token chunks, long prompts, one lane: without a bound every row would cost a whole rebuild."""
     options = {"quantum_rows": 4, "promote_after_ms": 5 * TICK_MS}
     played = play(
@@ -199,7 +204,7 @@ def test_rebuilds_after_preemptions_are_at_most_twice_the_work():
     assert 0 < rebuilt <= 2 * work
 
 
-def test_quotas_count_within_one_plan():
+def test_quotas_count_within_one_plan() -> None:
     """The resident prompt and two hot ones spend the first cycle; then four hot and two cold come at once."""
     sessions = [session(16, 1, first_token=500)]
     sessions += [session(16, 1, at=2, first_token=500, client_id="hot") for _ in range(2)]

@@ -31,11 +31,13 @@ def admitted_at(facts: list, layer_ms: float = 5.0) -> int:
         ([("inflight", 4 * TICK_MS), ("ready", 0)], 4),
     ],
 )
-def test_a_session_enters_when_every_layer_will_be_there_in_time(facts, step):
+def test_a_session_enters_when_every_layer_will_be_there_in_time(
+    facts: list[tuple[str, float]], step: int
+) -> None:
     assert admitted_at(facts) == step
 
 
-def test_a_missing_layer_keeps_its_session_out_and_delays_nobody_else():
+def test_a_missing_layer_keeps_its_session_out_and_delays_nobody_else() -> None:
     sessions = [session(2, 1, first_token=3000), session(1, 5)]
     # The run ends with a stuck session: nobody moves the layer.
     played = replay(workload(*sessions, policy="layer_ready", options={"facts": {"s0": [("miss", 0)]}}))
@@ -44,6 +46,6 @@ def test_a_missing_layer_keeps_its_session_out_and_delays_nobody_else():
     assert all(i.kind.value == "defer" for i in played.run.trace[-1].flight.plan.intents)
 
 
-def test_a_residency_that_nobody_defined_is_refused():
+def test_a_residency_that_nobody_defined_is_refused() -> None:
     with pytest.raises(ValueError):
         make_policy("layer_ready", facts={"s0": [("somewhere", 0)]})

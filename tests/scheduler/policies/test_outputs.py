@@ -35,7 +35,7 @@ def with_variety(case: Case) -> Case:
     ("family", "layout"),
     [("llama", Layout.UNIFIED), ("qwen3next", Layout.UNIFIED), ("gemma2", Layout.STREAMS)],
 )
-def test_all_policies_give_identical_outputs_and_differ_in_their_traces(family, layout):
+def test_all_policies_give_identical_outputs_and_differ_in_their_traces(family: str, layout: Layout) -> None:
     marks: Counter[str] = Counter()
 
     @CALM
@@ -64,7 +64,7 @@ def test_all_policies_give_identical_outputs_and_differ_in_their_traces(family, 
     assert len(busy) >= 8, marks
 
 
-def test_every_policy_schedules_some_workload_in_a_way_of_its_own():
+def test_every_policy_schedules_some_workload_in_a_way_of_its_own() -> None:
     """Only layer_ready without facts and sarathi_serve without a budget of its own
     are the default by definition.
     """
@@ -82,14 +82,14 @@ def test_every_policy_schedules_some_workload_in_a_way_of_its_own():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_policy_is_listed_with_a_complete_contract_of_its_own_name(policy):
+def test_a_policy_is_listed_with_a_complete_contract_of_its_own_name(policy: str) -> None:
     made = make_policy(policy)
     assert made.identity.policy_id == policy
     assert made.contract is contracts()[policy]
     assert made.contract.not_reproduced or policy in ("fcfs", "static_priority")
 
 
-def test_the_registry_refuses_unknown_names_and_options():
+def test_the_registry_refuses_unknown_names_and_options() -> None:
     with pytest.raises(ValueError, match="unknown policy"):
         make_policy("best_policy")
     with pytest.raises(ValueError, match="policy orca"):
@@ -98,7 +98,7 @@ def test_the_registry_refuses_unknown_names_and_options():
         make_policy("fcfs", overload={"kind": "queue", "nonsense": 1})
 
 
-def test_every_policy_of_the_table_is_there():
+def test_every_policy_of_the_table_is_there() -> None:
     assert set(contracts()) >= {
         "fixed_batch",
         "single_lane",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ SLOTS = 2
 A, B, C = 0, 1, 2
 
 
-def refill_fixture(policy: str, **options):
+def refill_fixture(policy: str, **options: Any) -> Any:
     """A has 2 outputs and B 8, both at once; C has 3 and comes at cut 2. Nobody declares its true length."""
     return play(
         session(1, 20, hidden=2),
@@ -31,40 +32,40 @@ def refill_fixture(policy: str, **options):
     )
 
 
-def occupancy(played) -> tuple[int, Fraction]:
+def occupancy(played: Any) -> tuple[int, Fraction]:
     """Iterations, and useful slots over available slots."""
     slots = slots_of(played.run, slots=SLOTS)
     return slots.iterations, slots.utilization
 
 
-def test_fixed_batch_needs_11_iterations_with_13_of_22_slots_useful():
+def test_fixed_batch_needs_11_iterations_with_13_of_22_slots_useful() -> None:
     assert occupancy(refill_fixture("fixed_batch")) == (11, Fraction(13, 22))
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "orca", "vllm_fcfs", "vllm_priority", "vtc", "static_priority"])
-def test_iteration_refill_needs_8_iterations_with_13_of_16_slots_useful(policy):
+def test_iteration_refill_needs_8_iterations_with_13_of_16_slots_useful(policy: str) -> None:
     assert occupancy(refill_fixture(policy)) == (8, Fraction(13, 16))
     assert Fraction(13, 16) == Fraction("0.8125")
 
 
-def test_fixed_cohort_of_two_and_eight_outputs_uses_10_of_16_slots():
+def test_fixed_cohort_of_two_and_eight_outputs_uses_10_of_16_slots() -> None:
     played = play(
         session(1, 20, hidden=2), session(1, 20, hidden=8), policy="fixed_batch", max_num_seqs=SLOTS
     )
     assert occupancy(played) == (8, Fraction(10, 16))
 
 
-def test_first_token_of_c_waits_for_the_cohort_under_fixed_batch_and_for_one_step_under_refill():
+def test_first_token_of_c_waits_for_the_cohort_under_fixed_batch_and_for_one_step_under_refill() -> None:
     fixed, refill = (served_sessions(refill_fixture(policy).run)[C] for policy in ("fixed_batch", "fcfs"))
     assert (fixed.ttft_ms, refill.ttft_ms) == (7 * TICK_MS, TICK_MS)
 
 
-def test_single_lane_never_has_two_sessions_in_a_step_and_ends_after_all_iterations():
+def test_single_lane_never_has_two_sessions_in_a_step_and_ends_after_all_iterations() -> None:
     steps = rows_per_step(refill_fixture("single_lane"))
     assert [len(step) for step in steps] == [1] * 13
 
 
-def _scheduler(policy: str, *, stops=None, budget: int = 64, max_num_seqs: int = 8):
+def _scheduler(policy: str, *, stops: Any = None, budget: int = 64, max_num_seqs: int = 8) -> Any:
     limits = PoolLimits(layout=Layout.STOCK, num_cells=200, num_sequences=16, sharing=Sharing.NONE)
     flights = []
     scheduler = Scheduler(
@@ -76,11 +77,11 @@ def _scheduler(policy: str, *, stops=None, budget: int = 64, max_num_seqs: int =
     return scheduler, flights
 
 
-def _request(name: str, prompt_tokens: int, outputs: int, **fields) -> Request:
+def _request(name: str, prompt_tokens: int, outputs: int, **fields: Any) -> Request:
     return Request(request_id=name, prompt=tuple(range(prompt_tokens)), max_tokens=outputs, **fields)
 
 
-def test_mixed_step_picks_two_decodes_and_a_prefill_in_key_order_and_debits_completed_rows():
+def test_mixed_step_picks_two_decodes_and_a_prefill_in_key_order_and_debits_completed_rows() -> None:
     stop = 5000
     scheduler, flights = _scheduler("static_priority", stops={"req-B": (4, stop)}, budget=6, max_num_seqs=3)
     scheduler.submit(
@@ -115,7 +116,7 @@ def test_mixed_step_picks_two_decodes_and_a_prefill_in_key_order_and_debits_comp
     assert isinstance(end[0], Completion)
 
 
-def test_packed_rows_have_offsets_0_1_4_5_and_positions_5_0_1_2_2():
+def test_packed_rows_have_offsets_0_1_4_5_and_positions_5_0_1_2_2() -> None:
     scheduler, flights = _scheduler("orca")
     for name, prompt_tokens, arrival_ms in (("A", 5, 0.0), ("B", 3, 1.0), ("C", 2, 2.0)):
         scheduler.submit(_request(name, prompt_tokens, 2, arrival_ms=arrival_ms), 2.0)
@@ -134,7 +135,7 @@ def test_packed_rows_have_offsets_0_1_4_5_and_positions_5_0_1_2_2():
     assert [flight.views[name].phase for name in "ABC"] == [Phase.DECODE, Phase.PREFILL, Phase.DECODE]
 
 
-def test_packed_rows_see_no_other_session():
+def test_packed_rows_see_no_other_session() -> None:
     together, _ = _scheduler("orca")
     requests = [_request(name, prompt_tokens, 4) for name, prompt_tokens in (("A", 5), ("B", 3), ("C", 2))]
     for request in requests:

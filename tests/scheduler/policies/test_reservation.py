@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,6 @@ from parity.suites.workloads import play, rows_per_step, session, workload
 from scheduler.legality import validate_plan
 from scheduler.policies import make_policy
 from scheduler.policy.reservation import (
-    Allocation,
-    AllocationRequest,
     Recovery,
     answer_allocation,
     estimate_reservation,
@@ -22,7 +21,7 @@ from scheduler.policy.reservation import (
     reservation_error,
 )
 from scheduler.policy.state import SchedulerState
-from scheduler.records import Request, SessionState, SessionView
+from scheduler.records import Allocation, AllocationRequest, Request, SessionState, SessionView
 
 ROW_BYTES = 131_072
 USED, HARD, WATERMARK = 8, 28, 4
@@ -48,6 +47,9 @@ class PreservedRows:
 
     def available_rows(self) -> int:
         return HARD - USED
+
+    def total_rows(self) -> int:
+        return HARD
 
     def available_sequences(self) -> int:
         return 16
@@ -102,7 +104,7 @@ def resume_state() -> SchedulerState:
     )
 
 
-def planned(kind: str):
+def planned(kind: str) -> Any:
     policy, state = make_policy("fcfs", reservation=POLICIES[kind]), resume_state()
     plan = policy.plan_iteration(state)
     validate_plan(state, plan, policy)
@@ -122,7 +124,9 @@ def entered(kind: str) -> list[str]:
         ("watermark", ["A:0", "B:0"], 21),
     ],
 )
-def test_each_reservation_admits_what_its_forecast_allows(kind, names, forecast_rows):
+def test_each_reservation_admits_what_its_forecast_allows(
+    kind: str, names: list[str], forecast_rows: int
+) -> None:
     assert entered(kind) == names
     policy, views = make_policy("fcfs", reservation=POLICIES[kind]), resume_state().views
     estimated = [policy.future_rows(resume_state(), views[name]) - views[name].committed for name in names]
@@ -130,24 +134,24 @@ def test_each_reservation_admits_what_its_forecast_allows(kind, names, forecast_
 
 
 @pytest.mark.parametrize("kind", ["point", "p90"])
-def test_realised_demand_of_29_breaks_the_hard_ceiling_by_one_row_of_128_kib(kind):
+def test_realised_demand_of_29_breaks_the_hard_ceiling_by_one_row_of_128_kib(kind: str) -> None:
     realised = realised_rows(planned(kind), used_rows=USED, hidden_rows=HIDDEN_ROWS)
     assert realised == 29
     assert (realised - HARD) * ROW_BYTES == 128 * 1024
 
 
-def test_watermark_plan_ends_at_22_below_the_soft_ceiling():
+def test_watermark_plan_ends_at_22_below_the_soft_ceiling() -> None:
     assert realised_rows(planned("watermark"), used_rows=USED, hidden_rows=HIDDEN_ROWS) == 22 < SOFT
 
 
-def test_maximum_leaves_5_rows_unused_and_point_and_p90_are_11_and_3_rows_short():
+def test_maximum_leaves_5_rows_unused_and_point_and_p90_are_11_and_3_rows_short() -> None:
     assert 27 - realised_rows(planned("maximum"), used_rows=USED, hidden_rows=HIDDEN_ROWS) == 5
     assert 29 - 18 == sum(TOTALS[n][3] - TOTALS[n][1] for n in TOTALS) == 11
     assert 29 - 26 == sum(TOTALS[n][3] - TOTALS[n][2] for n in TOTALS) == 3
 
 
 @pytest.mark.parametrize("kind", ["point", "p90"])
-def test_c_is_the_victim_when_an_optimistic_plan_is_one_row_short(kind):
+def test_c_is_the_victim_when_an_optimistic_plan_is_one_row_short(kind: str) -> None:
     """The same totals as new sessions beside a holder of 5 rows that grows by one a
     step: 11 + 21 rows at the peak.
     """
@@ -167,7 +171,7 @@ def test_c_is_the_victim_when_an_optimistic_plan_is_one_row_short(kind):
     assert played.outputs == enough.outputs
 
 
-def test_four_requests_of_five_rows_are_admitted_into_28_rows_of_which_8_are_used():
+def test_four_requests_of_five_rows_are_admitted_into_28_rows_of_which_8_are_used() -> None:
     holder = session(8, 2, hidden=2)
     waiting = [session(3, 3, at=1, first_token=1000 * (i + 2)) for i in range(6)]  # 3 + 3 - 1 = 5 rows each
     case = workload(holder, *waiting, pool_cells=29)  # the holder's own last row comes on top
@@ -192,18 +196,18 @@ def test_four_requests_of_five_rows_are_admitted_into_28_rows_of_which_8_are_use
         {"kind": "oracle"},
     ],
 )
-def test_a_reservation_of_no_sense_is_refused(bad):
+def test_a_reservation_of_no_sense_is_refused(bad: dict[str, dict[str, dict[str, int]] | int | str]) -> None:
     with pytest.raises(ValueError):
         make_policy("fcfs", reservation=bad)
 
 
-def test_a_forecast_never_reserves_more_than_the_declared_maximum():
+def test_a_forecast_never_reserves_more_than_the_declared_maximum() -> None:
     policy = make_policy("fcfs", reservation={"kind": "point", "forecasts": {"A:0": {"point": 999}}})
     state = resume_state()
     assert policy.future_rows(state, state.views["A:0"]) == state.views["A:0"].request.num_rows
 
 
-def test_a_watermark_holds_within_a_burst_on_an_idle_server():
+def test_a_watermark_holds_within_a_burst_on_an_idle_server() -> None:
     """Five of 3 + 7 - 1 = 9 rows at once in 40 rows of which 8 stay free: (40 - 8) // 9 = 3 enter."""
     burst = [session(3, 7, first_token=1000 * (i + 1)) for i in range(5)]
     option = {"reservation": {"kind": "watermark", "watermark_rows": 8}}
@@ -213,7 +217,7 @@ def test_a_watermark_holds_within_a_burst_on_an_idle_server():
 
 
 @pytest.mark.parametrize(("watermark", "first"), [(4, ["s0", "s1"]), (5, ["s0"])])
-def test_a_second_session_enters_up_to_the_soft_ceiling_exactly(watermark, first):
+def test_a_second_session_enters_up_to_the_soft_ceiling_exactly(watermark: int, first: list[str]) -> None:
     """9 + 9 rows of 22: 4 stay free."""
     pair = session(3, 7), session(3, 7, first_token=2000)
     option = {"reservation": {"kind": "watermark", "watermark_rows": watermark}}
@@ -221,7 +225,7 @@ def test_a_second_session_enters_up_to_the_soft_ceiling_exactly(watermark, first
     assert sorted(rows_per_step(played)[0]) == first
 
 
-def test_a_watermark_yields_to_a_session_that_runs_alone():
+def test_a_watermark_yields_to_a_session_that_runs_alone() -> None:
     option = {"reservation": {"kind": "watermark", "watermark_rows": 8}}
     assert len(play(session(30, 11), options=option, pool_cells=40).outputs[0]) == 11
 
@@ -229,24 +233,26 @@ def test_a_watermark_yields_to_a_session_that_runs_alone():
 # -- estimate, request, result
 
 
-def estimate(kind: str, view: SessionView, *, reserved: int = 0, hard: int = 28):
+def estimate(kind: str, view: SessionView, *, reserved: int = 0, hard: int = 28) -> Any:
     reservation = make_policy("fcfs", reservation=POLICIES[kind]).reservation
     return estimate_reservation(reservation, view, reserved_rows=reserved, hard_rows=hard)
 
 
-def test_an_estimate_of_a_resumed_session_is_what_its_forecast_leaves():
+def test_an_estimate_of_a_resumed_session_is_what_its_forecast_leaves() -> None:
     view = resume_ready(0, "A:0", 11)
     assert [estimate(kind, view).rows for kind in POLICIES] == [10, 4, 7, 7]
 
 
-def test_an_estimate_of_a_new_session_is_its_prompt_and_all_outputs_but_the_first():
+def test_an_estimate_of_a_new_session_is_its_prompt_and_all_outputs_but_the_first() -> None:
     request = Request(request_id="A:0", prompt=(1, 2, 3), max_tokens=11)
     new = SessionView(request, 0, SessionState.WAITING, 0, 0, 0, 0, 0, 0, True, 0.0, None, None)
     assert [estimate(kind, new).rows for kind in POLICIES] == [13, 7, 10, 10]
 
 
 @pytest.mark.parametrize(("kind", "reserved", "fits"), [("p90", 21, True), ("p90", 22, False)])
-def test_a_request_for_rows_follows_an_estimate_that_fits_exactly(kind, reserved, fits):
+def test_a_request_for_rows_follows_an_estimate_that_fits_exactly(
+    kind: str, reserved: int, fits: bool
+) -> None:
     made = estimate(kind, resume_ready(0, "A:0", 11), reserved=reserved)
     wish = request_allocation(made, epoch=3)
     assert made.fits is fits is (wish is not None)
@@ -255,7 +261,7 @@ def test_a_request_for_rows_follows_an_estimate_that_fits_exactly(kind, reserved
 
 
 @pytest.mark.parametrize(("reserved", "fits"), [(17, True), (18, False)])
-def test_the_soft_ceiling_lies_a_watermark_below_the_hard_one(reserved, fits):
+def test_the_soft_ceiling_lies_a_watermark_below_the_hard_one(reserved: int, fits: bool) -> None:
     made = estimate("watermark", resume_ready(0, "A:0", 11), reserved=reserved)
     assert (made.soft_rows, made.fits) == (24, fits)
 
@@ -270,8 +276,8 @@ def test_the_soft_ceiling_lies_a_watermark_below_the_hard_one(reserved, fits):
     ],
 )
 def test_an_underestimate_is_extended_up_to_the_hard_ceiling_and_then_takes_somebodys_rows(
-    reserved, realised, recovery
-):
+    reserved: int, realised: int, recovery: Recovery
+) -> None:
     assert recovery_for(reserved_rows=reserved, realised_rows=realised, hard_rows=28) is recovery
     assert reservation_error(reserved, realised) == reserved - realised
 
@@ -285,7 +291,7 @@ def test_an_underestimate_is_extended_up_to_the_hard_ceiling_and_then_takes_some
         (29, Allocation.FAILED),
     ],
 )
-def test_the_memory_answers_from_its_own_facts(rows, answer):
+def test_the_memory_answers_from_its_own_facts(rows: int, answer: Allocation | Allocation) -> None:
     wish = AllocationRequest(request_id="A:0", generation=0, epoch=3, rows=rows)
     result = answer_allocation(wish, available_rows=7, total_rows=28)
     assert (result.request, result.allocation) == (wish, answer)

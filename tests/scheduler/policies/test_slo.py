@@ -5,6 +5,7 @@ overload, SCORPIO's guards, DistServe.
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ SLO = ServiceLevel(ttft_ms=30.0, tbt_ms=20.0)
 BOUNDED = {"overload": {"kind": "bounded", "max_live": 4}}
 
 
-def burst(options=None, policy="least_slack"):
+def burst(options: Any = None, policy: Any = "least_slack") -> Any:
     """Six requests at once, two rows a tick, one first-token and one next-token unit each."""
     played = play(
         *[session(1, 2, slo=SLO, first_token=1000 * (i + 1)) for i in range(6)],
@@ -30,7 +31,7 @@ def burst(options=None, policy="least_slack"):
     return played, ledger_of(served_sessions(played.run), window_ms=60.0)
 
 
-def test_accepting_all_of_the_burst_completes_six_and_misses_two_first_tokens():
+def test_accepting_all_of_the_burst_completes_six_and_misses_two_first_tokens() -> None:
     played, ledger = burst()
     assert (ledger.offered, ledger.completed, ledger.valid, ledger.missed, ledger.rejected) == (6, 6, 4, 2, 0)
     late = [item for item in served_sessions(played.run) if not item.is_valid]
@@ -38,13 +39,13 @@ def test_accepting_all_of_the_burst_completes_six_and_misses_two_first_tokens():
     assert all(gap <= 20.0 for item in late for gap in item.gaps_ms)
 
 
-def test_two_endpoints_of_the_burst_are_selected_with_negative_predicted_slack():
+def test_two_endpoints_of_the_burst_are_selected_with_negative_predicted_slack() -> None:
     played, _ = burst()
     slacks = [key[0] for traced in played.run.trace for key in traced.flight.plan.order]
     assert sum(slack < 0 for slack in slacks) == 2
 
 
-def test_a_cap_of_four_live_accepts_four_of_the_burst_all_valid_at_the_same_goodput():
+def test_a_cap_of_four_live_accepts_four_of_the_burst_all_valid_at_the_same_goodput() -> None:
     _, all_accepted = burst()
     _, bounded = burst(BOUNDED)
     assert (bounded.accepted, bounded.valid, bounded.rejected, bounded.missed) == (4, 4, 2, 0)
@@ -52,12 +53,12 @@ def test_a_cap_of_four_live_accepts_four_of_the_burst_all_valid_at_the_same_good
     assert bounded.figure("request_throughput").value < all_accepted.figure("request_throughput").value
 
 
-def test_rejecting_the_infeasible_gives_up_the_two_that_would_be_late():
+def test_rejecting_the_infeasible_gives_up_the_two_that_would_be_late() -> None:
     _, ledger = burst({"overload": {"kind": "reject_infeasible", "tick_ms": TICK_MS}})
     assert (ledger.valid, ledger.missed, ledger.rejected) == (4, 0, 2)
 
 
-def test_scorpio_rejects_what_cannot_meet_its_first_deadline():
+def test_scorpio_rejects_what_cannot_meet_its_first_deadline() -> None:
     _, ledger = burst({"tick_ms": TICK_MS}, policy="scorpio_guard")
     assert ledger.rejected and ledger.valid + ledger.missed + ledger.rejected == 6
     assert all(
@@ -67,7 +68,7 @@ def test_scorpio_rejects_what_cannot_meet_its_first_deadline():
     )
 
 
-def test_scorpio_orders_by_deadline_and_bounds_the_virtual_batch():
+def test_scorpio_orders_by_deadline_and_bounds_the_virtual_batch() -> None:
     tight, loose = ServiceLevel(ttft_ms=1000.0, tbt_ms=20.0), ServiceLevel(ttft_ms=900.0, tbt_ms=40.0)
     options = {"tick_ms": TICK_MS, "base_ms": 4.0, "ms_per_session": 8.0}
     played = play(
@@ -87,7 +88,7 @@ def test_scorpio_orders_by_deadline_and_bounds_the_virtual_batch():
 
 
 @pytest.mark.parametrize(("base_ms", "together"), [(4.0, 2), (4.5, 1)])
-def test_scorpio_admits_up_to_the_tightest_limit_exactly(base_ms, together):
+def test_scorpio_admits_up_to_the_tightest_limit_exactly(base_ms: float, together: int) -> None:
     """Three sessions of 20 ms: 4 + 8 * 2 = 20 admits two; half a millisecond more only one."""
     options = {"tick_ms": TICK_MS, "base_ms": base_ms, "ms_per_session": 8.0}
     slo = ServiceLevel(tbt_ms=20.0)
@@ -100,7 +101,7 @@ def test_scorpio_admits_up_to_the_tightest_limit_exactly(base_ms, together):
 
 
 @pytest.mark.parametrize(("limit", "together"), [(40.0, 3), (39.0, 2)])
-def test_scorpio_counts_a_loose_session_by_its_share_of_the_steps(limit, together):
+def test_scorpio_counts_a_loose_session_by_its_share_of_the_steps(limit: float, together: int) -> None:
     """A tight one of 20 ms and two loose ones of 40 are 1 + 1/2 + 1/2 = 2: 4 + 8 * 2 = 20."""
     options = {"tick_ms": TICK_MS, "base_ms": 4.0, "ms_per_session": 8.0}
     limits = [20.0, limit, limit]
@@ -115,7 +116,7 @@ def test_scorpio_counts_a_loose_session_by_its_share_of_the_steps(limit, togethe
     assert played.run.records[0].running == together
 
 
-def test_scorpio_decodes_a_loose_session_every_other_step_beside_a_tight_one():
+def test_scorpio_decodes_a_loose_session_every_other_step_beside_a_tight_one() -> None:
     tight, loose = ServiceLevel(tbt_ms=20.0), ServiceLevel(tbt_ms=40.0)
     played = play(
         session(1, 9, slo=tight), session(1, 4, slo=loose, first_token=3000), policy="scorpio_guard"
@@ -127,7 +128,9 @@ def test_scorpio_decodes_a_loose_session_every_other_step_beside_a_tight_one():
 
 
 @pytest.mark.parametrize(("options", "expected"), [(BOUNDED, (122, 0, 118)), ({}, None)])
-def test_saturation_closes_and_a_bounded_policy_serves_122_of_240(options, expected):
+def test_saturation_closes_and_a_bounded_policy_serves_122_of_240(
+    options: dict[str, dict[str, int | str]], expected: tuple[int, ...] | None
+) -> None:
     """Two arrivals a tick for 120 ticks: 240 requests of two rows in a window of 130 ticks of two rows."""
     sessions = [session(1, 2, at=i // 2, slo=SLO, first_token=1000 + 10 * i) for i in range(240)]
     played = play(
@@ -154,7 +157,7 @@ def test_saturation_closes_and_a_bounded_policy_serves_122_of_240(options, expec
         assert ledger.open + ledger.missed >= 110
 
 
-def test_goodput_is_the_last_swept_rate_before_attainment_falls_below_alpha():
+def test_goodput_is_the_last_swept_rate_before_attainment_falls_below_alpha() -> None:
     def attainment(rate: float) -> float:
         """Offered attainment of least slack at ``rate`` requests per tick: a replay per rate."""
         sessions = [session(1, 2, at=int(i / rate), slo=SLO, first_token=1000 + 10 * i) for i in range(60)]
@@ -167,7 +170,7 @@ def test_goodput_is_the_last_swept_rate_before_attainment_falls_below_alpha():
     assert [rate for rate, _ in sweep.points] == [0.5, 1.0, 1.5]
 
 
-def test_ledger_refuses_outcomes_that_do_not_close():
+def test_ledger_refuses_outcomes_that_do_not_close() -> None:
     with pytest.raises(ValueError, match="do not close"):
         OutcomeLedger(
             window_ms=1.0,
@@ -183,7 +186,7 @@ def test_ledger_refuses_outcomes_that_do_not_close():
         )
 
 
-def test_of_equal_slacks_the_next_token_comes_before_an_older_first_token():
+def test_of_equal_slacks_the_next_token_comes_before_an_older_first_token() -> None:
     """At 10 ms: s0 has waited since 0 and is due at 40, s1 emitted at 10 and is due at 40; one row a tick."""
     first = session(1, 2, at=0, slo=ServiceLevel(ttft_ms=40.0), first_token=1000)
     second = session(1, 2, at=0, slo=ServiceLevel(ttft_ms=20.0, tbt_ms=30.0), first_token=2000)
@@ -191,7 +194,7 @@ def test_of_equal_slacks_the_next_token_comes_before_an_older_first_token():
     assert [name for step in rows_per_step(played) for name in step] == ["s1", "s1", "s0", "s0"]
 
 
-def test_a_deadline_counts_from_arrival_also_when_the_request_was_submitted_later():
+def test_a_deadline_counts_from_arrival_also_when_the_request_was_submitted_later() -> None:
     request = Request(
         request_id="r", prompt=(1,), max_tokens=2, arrival_ms=5.0, slo=ServiceLevel(ttft_ms=30.0, tbt_ms=20.0)
     )
@@ -210,7 +213,9 @@ def test_a_deadline_counts_from_arrival_also_when_the_request_was_submitted_late
         (100.0, [5, 5, 5, 5, 5, 5]),
     ],
 )
-def test_scorpio_credits_give_a_session_its_limit_in_the_mean_beside_a_tight_one(limit, gaps):
+def test_scorpio_credits_give_a_session_its_limit_in_the_mean_beside_a_tight_one(
+    limit: float, gaps: list[int]
+) -> None:
     """A step takes 20 ms, the tight session's limit, and runs it every time."""
     played = play(
         session(1, 60, slo=ServiceLevel(tbt_ms=20.0)),

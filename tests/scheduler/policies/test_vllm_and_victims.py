@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from scheduler.resume import (
 )
 
 
-def crowded(policy: str, **options):
+def crowded(policy: str, **options: Any) -> Any:
     """Running [A (priority 10), B (priority 1)] fill the pool with four rows each; both want one more in step
     2.
     """
@@ -34,7 +35,7 @@ def crowded(policy: str, **options):
     )
 
 
-def first_failure(played) -> tuple[list[str], list[str]]:
+def first_failure(played: Any) -> tuple[list[str], list[str]]:
     """Who ran in the step of the first preemption, and who was suspended after it."""
     for traced, record in zip(played.run.trace, played.run.records, strict=True):
         if record.preempted:
@@ -43,7 +44,7 @@ def first_failure(played) -> tuple[list[str], list[str]]:
     raise AssertionError("nobody was preempted")
 
 
-def test_fcfs_evicts_the_tail_b_which_frees_four_rows_and_a_runs():
+def test_fcfs_evicts_the_tail_b_which_frees_four_rows_and_a_runs() -> None:
     played = crowded("vllm_fcfs")
     assert first_failure(played) == (["s0"], ["s1"])
     failed = next(i for i, record in enumerate(played.run.records) if record.preempted)
@@ -51,7 +52,7 @@ def test_fcfs_evicts_the_tail_b_which_frees_four_rows_and_a_runs():
     assert played.run.records[failed].cells_available == 8 - 4 - 1  # B's four rows back, one of them A's now
 
 
-def test_priority_evicts_a_the_requester_and_nothing_runs():
+def test_priority_evicts_a_the_requester_and_nothing_runs() -> None:
     played = crowded("vllm_priority")
     assert first_failure(played)[0] == []
     failed = next(i for i, record in enumerate(played.run.records) if record.preempted)
@@ -59,7 +60,7 @@ def test_priority_evicts_a_the_requester_and_nothing_runs():
     assert [name for name, _, _ in intervals(played)[failed + 1]] == ["s1"]
 
 
-def test_no_waiting_session_enters_in_the_step_of_a_preemption():
+def test_no_waiting_session_enters_in_the_step_of_a_preemption() -> None:
     played = play(
         session(3, 5),
         session(3, 5, first_token=3000),
@@ -72,7 +73,7 @@ def test_no_waiting_session_enters_in_the_step_of_a_preemption():
             assert traced.flight.plan.intents == ()
 
 
-def test_running_sessions_come_before_waiting_ones_and_share_one_budget():
+def test_running_sessions_come_before_waiting_ones_and_share_one_budget() -> None:
     played = play(
         session(4, 4),
         session(20, 2, at=1, first_token=3000),
@@ -90,7 +91,7 @@ def test_running_sessions_come_before_waiting_ones_and_share_one_budget():
     ]
 
 
-def test_long_prefills_are_clamped_by_the_threshold():
+def test_long_prefills_are_clamped_by_the_threshold() -> None:
     played = play(
         session(10, 2),
         session(3, 2, first_token=3000),
@@ -101,7 +102,7 @@ def test_long_prefills_are_clamped_by_the_threshold():
     assert rows_per_step(played)[0]["s1"] == 3
 
 
-def test_a_waiting_session_needs_rows_for_its_next_chunk_only():
+def test_a_waiting_session_needs_rows_for_its_next_chunk_only() -> None:
     played = play(session(2, 9), session(2, 9, first_token=3000), policy="vllm_fcfs", pool_cells=11)
     assert sorted(rows_per_step(played)[0]) == ["s0", "s1"]  # 10 + 10 rows to come, 11 there
     assert sorted(rows_per_step(play(session(2, 9), session(2, 9, first_token=3000), pool_cells=11))[0]) == [
@@ -119,7 +120,7 @@ def suspended(prompt: int, emitted: int, *, epoch: int = 1, generation: int = 0)
     )
 
 
-def ticket(view: SessionView, kind: Preservation, ready: int, **receipts):
+def ticket(view: SessionView, kind: Preservation, ready: int, **receipts: Any) -> Any:
     key = suspension_key(view)
     release = receipts.pop("release", ReleaseReceipt(key, True, ready))
     preservation = receipts.pop("preservation", PreservationReceipt(key, kind, ready))
@@ -137,14 +138,21 @@ def ticket(view: SessionView, kind: Preservation, ready: int, **receipts):
     ],
 )
 def test_a_resume_rebuilds_exactly_what_is_not_ready_and_goes_on_at_the_frontier(
-    prompt, emitted, kind, ready, rebuild, ordinary
-):
+    prompt: int,
+    emitted: int,
+    kind: Preservation,
+    ready: int,
+    rebuild: tuple[int, ...],
+    ordinary: tuple[int, ...],
+) -> None:
     assert ticket(suspended(prompt, emitted), kind, ready) == (rebuild, ordinary)
 
 
 @pytest.mark.parametrize("field", ["release", "preservation"])
 @pytest.mark.parametrize(("epoch", "generation"), [(10, 0), (11, 1)])
-def test_a_receipt_of_another_epoch_or_generation_gives_no_ticket(field, epoch, generation):
+def test_a_receipt_of_another_epoch_or_generation_gives_no_ticket(
+    field: str, epoch: int, generation: int
+) -> None:
     view = suspended(5, 2, epoch=11)
     stale = SuspensionKey("r", generation, view.committed, epoch)
     receipt = (
@@ -156,7 +164,7 @@ def test_a_receipt_of_another_epoch_or_generation_gives_no_ticket(field, epoch, 
         ticket(view, Preservation.EXACT, 6, **{field: receipt})
 
 
-def test_a_release_or_promotion_in_flight_gives_no_ticket():
+def test_a_release_or_promotion_in_flight_gives_no_ticket() -> None:
     view = suspended(5, 2)
     key = suspension_key(view)
     with pytest.raises(IllegalTransition, match="release still pending"):
@@ -170,7 +178,7 @@ def test_a_release_or_promotion_in_flight_gives_no_ticket():
         )
 
 
-def test_a_rebuild_emits_nothing_and_debits_nobody():
+def test_a_rebuild_emits_nothing_and_debits_nobody() -> None:
     played = crowded("vllm_fcfs")
     rebuilds = 0
     for traced in played.run.trace:
@@ -184,7 +192,7 @@ def test_a_rebuild_emits_nothing_and_debits_nobody():
 
 
 @pytest.mark.parametrize("policy", ["vllm_fcfs", "vllm_priority"])
-def test_limits_that_contradict_each_other_are_refused_as_by_vllm(policy):
+def test_limits_that_contradict_each_other_are_refused_as_by_vllm(policy: str) -> None:
     made = make_policy(policy, long_prefill_threshold=20)
     even = StepLimits(max_num_batched_tokens=8, max_num_seqs=8)
     made.check_limits(even, max_session_tokens=20)
@@ -199,6 +207,6 @@ def test_limits_that_contradict_each_other_are_refused_as_by_vllm(policy):
 
 
 @pytest.mark.parametrize("policy", ["orca", "vllm_fcfs", "vllm_priority"])
-def test_a_reservation_is_refused_where_nothing_would_follow_it(policy):
+def test_a_reservation_is_refused_where_nothing_would_follow_it(policy: str) -> None:
     with pytest.raises(ValueError, match="reservation"):
         make_policy(policy, reservation="maximum")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from scheduler.records import Request, SessionState, SessionView
 # ---------------------------------------------------------------------------------------------------------
 
 
-def backlogged(**fields):
+def backlogged(**fields: Any) -> Any:
     """Two clients with more than they get: prompts of up to 8, at most 4 tokens running."""
     sessions = []
     for i in range(12):
@@ -45,7 +46,7 @@ CLAIM = {
 }
 
 
-def test_vtc_bound_is_16_for_weights_1_and_2_inputs_of_8_and_4_running():
+def test_vtc_bound_is_16_for_weights_1_and_2_inputs_of_8_and_4_running() -> None:
     claim = claim_vtc_bound(replay(backlogged()).run, "f", "g", **CLAIM)
     assert claim.premises == dict.fromkeys(claim.premises, True)
     assert claim.bound == 16
@@ -60,13 +61,13 @@ def test_vtc_bound_is_16_for_weights_1_and_2_inputs_of_8_and_4_running():
         ("bounds", {"max_input_tokens": 2}),
     ],
 )
-def test_vtc_bound_is_not_claimed_without_a_premise(premise, change):
+def test_vtc_bound_is_not_claimed_without_a_premise(premise: str, change: dict[str, float]) -> None:
     claim = claim_vtc_bound(replay(backlogged()).run, "f", "g", **{**CLAIM, **change})
     assert claim.premises[premise] is False
     assert claim.bound is None
 
 
-def at_once(**fields):
+def at_once(**fields: Any) -> Any:
     """Four prompts of seven of each client; w_p = 2 is above w_q = 1; nobody has to wait but the last."""
     sessions = [session(7, 1, client_id="fg"[i // 4], first_token=1000 * (i + 2)) for i in range(8)]
     weights = {"input_weight": 2, "output_weight": 1}
@@ -82,7 +83,7 @@ HEAVY_INPUT = {
 }
 
 
-def test_vtc_bound_is_not_claimed_for_clients_of_which_nothing_waits():
+def test_vtc_bound_is_not_claimed_for_clients_of_which_nothing_waits() -> None:
     """What runs is no backlog: four of f's prompts run at once, 4 * (2 * 7 + 1) = 60 over 2U = 56."""
     case = at_once(max_num_batched_tokens=28)
     only_f = replace(case, sessions=case.sessions[:4] + (replace(case.sessions[4], arrival_step=1),))
@@ -94,12 +95,12 @@ def test_vtc_bound_is_not_claimed_for_clients_of_which_nothing_waits():
 class Favouring(Vtc):
     """Says that it is ``vtc``, and lets f in first whatever the counters say."""
 
-    def waiting_order(self, state):
+    def waiting_order(self, state: Any) -> Any:
         waiting = map(state.views.__getitem__, state.waiting)
         return iter(sorted(waiting, key=lambda view: (view.request.client_id, view.index)))
 
 
-def test_a_gap_over_the_bound_with_all_premises_is_a_violation():
+def test_a_gap_over_the_bound_with_all_premises_is_a_violation() -> None:
     """One request a step: by 30 ms f got three prompts, 3 * 15 = 45 over 2 * max(2 * 7, 1 * 8) = 28."""
     case = at_once(max_num_batched_tokens=7, max_num_seqs=1)
     bounds = {**HEAVY_INPUT, "max_running_tokens": 8, "stop_ms": 30.0}
@@ -110,7 +111,7 @@ def test_a_gap_over_the_bound_with_all_premises_is_a_violation():
     assert wrong.line == "violated: gap 45, bound 28, all premises observed"
 
 
-def test_vtc_bound_is_not_claimed_when_prompts_are_cut():
+def test_vtc_bound_is_not_claimed_when_prompts_are_cut() -> None:
     """A cut prompt is served later than it is charged."""
     claim = claim_vtc_bound(
         replay(at_once(max_num_batched_tokens=4, max_num_seqs=1)).run, "f", "g", stop_ms=20.0, **HEAVY_INPUT
@@ -119,7 +120,7 @@ def test_vtc_bound_is_not_claimed_when_prompts_are_cut():
     assert claim.line.startswith("not claimed: without ")
 
 
-def test_vtc_bound_is_not_claimed_after_a_preemption():
+def test_vtc_bound_is_not_claimed_after_a_preemption() -> None:
     case = backlogged(faults=(Fault(kind=FaultKind.PREEMPT, step=1, session=2),))
     two_steps = workload(
         *[session(2, 3, client_id=c, first_token=1000 * (i + 2)) for i, c in enumerate("fgfgfgfg")],
@@ -133,7 +134,7 @@ def test_vtc_bound_is_not_claimed_after_a_preemption():
     assert claim.bound is None
 
 
-def view_of(client: str, name: str = "r", prompt_tokens: int = 4, **fields) -> SessionView:
+def view_of(client: str, name: str = "r", prompt_tokens: int = 4, **fields: Any) -> SessionView:
     request = Request(request_id=name, prompt=tuple(range(prompt_tokens)), max_tokens=1, client_id=client)
     values = {
         "state": SessionState.WAITING,
@@ -160,7 +161,7 @@ def view_of(client: str, name: str = "r", prompt_tokens: int = 4, **fields) -> S
     )
 
 
-def test_a_client_that_becomes_active_is_lifted_from_0_to_the_active_minimum_of_4():
+def test_a_client_that_becomes_active_is_lifted_from_0_to_the_active_minimum_of_4() -> None:
     policy = make_policy("vtc", input_weight=1, output_weight=2)
     memory = policy.observe(policy.start(), "submitted", view_of("A", "a0"), 0.0)
     memory = policy.observe(memory, "submitted", view_of("A", "a1"), 0.0)
@@ -169,7 +170,7 @@ def test_a_client_that_becomes_active_is_lifted_from_0_to_the_active_minimum_of_
     assert memory.counters == {"A": 4, "B": 4}
 
 
-def test_a_client_that_comes_to_an_empty_queue_is_lifted_to_the_last_leavers_counter():
+def test_a_client_that_comes_to_an_empty_queue_is_lifted_to_the_last_leavers_counter() -> None:
     policy = make_policy("vtc", input_weight=1, output_weight=2)
     memory = policy.observe(policy.start(), "submitted", view_of("A", "a0"), 0.0)
     memory = policy.observe(memory, "admitted", view_of("A", "a0"), 0.0)
@@ -177,12 +178,12 @@ def test_a_client_that_comes_to_an_empty_queue_is_lifted_to_the_last_leavers_cou
     assert memory.counters["B"] == 4
 
 
-def test_vtc_charges_the_prompt_when_it_enters_and_each_output_when_it_comes():
+def test_vtc_charges_the_prompt_when_it_enters_and_each_output_when_it_comes() -> None:
     played = play(session(5, 3, client_id="A"), policy="vtc", options={"input_weight": 1, "output_weight": 2})
     assert played.scheduler.policy_memory.counters == {"A": 5 + 3 * 2}
 
 
-def failed_then_completed(policy: str):
+def failed_then_completed(policy: str) -> Any:
     case = workload(
         session(4, 1, client_id="A"),
         policy=policy,
@@ -192,14 +193,14 @@ def failed_then_completed(policy: str):
     return replay(case)
 
 
-def test_a_failed_charge_goes_0_4_0_and_publishes_nothing_then_the_retry_publishes_4():
+def test_a_failed_charge_goes_0_4_0_and_publishes_nothing_then_the_retry_publishes_4() -> None:
     policy = make_policy("vtc_completed", input_weight=1, output_weight=0)
     selected: list[tuple[int, int]] = []
 
     class Watched(type(policy)):
         identity = policy.identity
 
-        def observe(self, memory, event, view, now_ms, amount=0):
+        def observe(self, memory: Any, event: Any, view: Any, now_ms: Any, amount: Any = 0) -> Any:
             memory = super().observe(memory, event, view, now_ms, amount)
             if event in ("submitted", "admitted", "preempted", "resumed", "prefilled"):
                 selected.append((memory.counters["A"], memory.done.get("A", 0)))
@@ -211,7 +212,7 @@ def test_a_failed_charge_goes_0_4_0_and_publishes_nothing_then_the_retry_publish
     assert selected == [(0, 0), (4, 0), (0, 0), (4, 0), (4, 4)]
 
 
-def test_vtc_completed_publishes_exactly_the_completed_service():
+def test_vtc_completed_publishes_exactly_the_completed_service() -> None:
     played = failed_then_completed("vtc_completed")
     memory = played.scheduler.policy_memory
     assert (
@@ -222,7 +223,7 @@ def test_vtc_completed_publishes_exactly_the_completed_service():
     assert memory.counters == {"A": 4}
 
 
-def test_charges_count_within_one_plan_before_anything_is_done():
+def test_charges_count_within_one_plan_before_anything_is_done() -> None:
     """One of A's prompts is worth two of B's: after it B enters twice, all in the same step."""
     sessions = [session(4, 1, client_id="A", first_token=1000 * (i + 1)) for i in range(3)]
     sessions += [session(2, 1, client_id="B", first_token=9000 + 100 * i) for i in range(4)]
@@ -232,7 +233,9 @@ def test_charges_count_within_one_plan_before_anything_is_done():
 
 
 @pytest.mark.parametrize("policy", ["vtc", "vtc_completed"])
-def test_counters_of_departed_clients_are_bounded_and_the_largest_are_kept(policy, monkeypatch):
+def test_counters_of_departed_clients_are_bounded_and_the_largest_are_kept(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(vtc_module, "MAX_DEPARTED", 3)
     visits = [
         session(1 + i % 7, 1, at=2 * i, client_id=f"c{i}", first_token=1000 + 10 * i) for i in range(40)
@@ -243,7 +246,7 @@ def test_counters_of_departed_clients_are_bounded_and_the_largest_are_kept(polic
     assert len(memory.done) <= 4
 
 
-def test_a_client_with_a_live_request_is_never_forgotten(monkeypatch):
+def test_a_client_with_a_live_request_is_never_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vtc_module, "MAX_DEPARTED", 1)
     policy = make_policy("vtc", input_weight=1, output_weight=2)
     memory = policy.start()

@@ -10,10 +10,11 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+?)(/revision/(?P<revision>[^/]+))?")
@@ -117,7 +118,7 @@ class HubServer:
 
 
 @contextmanager
-def _serving(hub: HubServer, host: str):
+def _serving(hub: HubServer, host: str) -> Iterator[Any]:
     handler = type("Handler", (_Handler,), {"hub": hub, "host": host})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True

@@ -134,7 +134,11 @@ def test_unlocked_or_offline_cut_is_unknown(desk: Desk, whole: Path, offline: bo
 
 
 def test_commands_lock_fetch_and_resolve_a_cut(
-    desk: Desk, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    desk: Desk,
+    whole: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = manifest(tmp_path, layers="2:4", n_layer=2)
     monkeypatch.setattr("parity.models.families.manifests_dir", lambda: tmp_path)

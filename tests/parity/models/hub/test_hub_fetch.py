@@ -18,7 +18,9 @@ from tests.parity.models.hub.desk import FILE, FIRST, REPO, SECOND, Desk, leftov
 from tests.parity.models.hub.server import Fault
 
 
-def test_fetch_brings_the_pinned_bytes_and_tells_a_log(desk: Desk, body: bytes, capfd) -> None:
+def test_fetch_brings_the_pinned_bytes_and_tells_a_log(
+    desk: Desk, body: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
     fetched = desk.fetch(pinned(body))
     assert fetched.path.read_bytes() == body
     assert not fetched.was_cached
@@ -28,7 +30,7 @@ def test_fetch_brings_the_pinned_bytes_and_tells_a_log(desk: Desk, body: bytes, 
     assert "100%" in lines[-1] and "\r" not in lines[-1]
 
 
-def test_progress_in_a_log_is_a_line_now_and_then(capfd) -> None:
+def test_progress_in_a_log_is_a_line_now_and_then(capfd: pytest.CaptureFixture[str]) -> None:
     with Progress(total=1000, desc="x", disable=None) as progress:
         for _ in range(1000):
             progress.update(1)

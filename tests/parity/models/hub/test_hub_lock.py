@@ -28,7 +28,7 @@ def manifest(folder: Path, *, family: str = "llama", file: str = FILE, **pins: o
 
 
 @pytest.fixture(autouse=True)
-def hub_in_the_environment(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+def hub_in_the_environment(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", desk.hub.endpoint)
     template = desk.hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -46,7 +46,9 @@ def locked_text(path: Path) -> str:
     return (path.parent / LOCK_FILE).read_text()
 
 
-def test_lock_writes_the_three_pins_and_no_manifest(desk: Desk, body: bytes, tmp_path: Path, capsys) -> None:
+def test_lock_writes_the_three_pins_and_no_manifest(
+    desk: Desk, body: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = manifest(tmp_path)
     before = path.read_text()
     assert run(path, "lock") == ExitCode.PASS
@@ -95,7 +97,9 @@ def test_a_digest_by_hand_is_a_pin_that_lock_completes(desk: Desk, body: bytes, 
 
 
 @pytest.mark.parametrize("update", [[], ["--update"]])
-def test_lock_never_moves_a_digest_by_hand(desk: Desk, tmp_path: Path, update: list[str], capsys) -> None:
+def test_lock_never_moves_a_digest_by_hand(
+    desk: Desk, tmp_path: Path, update: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     path = manifest(tmp_path, sha256="a" * 64)
     assert run(path, "lock", *update) == ExitCode.FAIL
     assert not (tmp_path / LOCK_FILE).exists()
@@ -105,7 +109,9 @@ def test_lock_never_moves_a_digest_by_hand(desk: Desk, tmp_path: Path, update: l
 @pytest.mark.parametrize(
     "text", ["[]", "llama: {real: {}}", "llama: {real: {revision: 1}}", "a: &x [*x]", "x: .nan"]
 )
-def test_a_lock_that_is_none_is_bad_input(tmp_path: Path, text: str, capsys) -> None:
+def test_a_lock_that_is_none_is_bad_input(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = manifest(tmp_path)
     (tmp_path / LOCK_FILE).write_text(text)
     assert run(path, "lock") == ExitCode.USAGE
@@ -113,7 +119,9 @@ def test_a_lock_that_is_none_is_bad_input(tmp_path: Path, text: str, capsys) -> 
     assert LOCK_FILE in told and told.count("\n") == 1
 
 
-def test_a_locked_row_can_be_fetched_frozen(desk: Desk, body: bytes, tmp_path: Path, capsys) -> None:
+def test_a_locked_row_can_be_fetched_frozen(
+    desk: Desk, body: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = manifest(tmp_path)
     assert run(path, "fetch", "--frozen") == ExitCode.UNKNOWN
     assert run(path, "lock") == ExitCode.PASS
@@ -152,7 +160,9 @@ def test_catalogue_says_what_is_wrong_with_a_hub_row(
         resolve_model("llama:real")
 
 
-def test_frozen_fetch_refuses_an_unlocked_row_and_asks_nobody(desk: Desk, tmp_path: Path, capsys) -> None:
+def test_frozen_fetch_refuses_an_unlocked_row_and_asks_nobody(
+    desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(manifest(tmp_path), "fetch", "--frozen") == ExitCode.UNKNOWN
     line = capsys.readouterr().out
     for word in ("unknown", "llama:real", "unlocked", "sha256", "parity lock"):
@@ -162,7 +172,7 @@ def test_frozen_fetch_refuses_an_unlocked_row_and_asks_nobody(desk: Desk, tmp_pa
 
 
 def test_unfrozen_fetch_takes_the_head_and_says_that_it_is_not_pinned(
-    desk: Desk, tmp_path: Path, capsys
+    desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     desk.hub.repositories[REPO].commits[SECOND] = {FILE: weights(2)}
     path = manifest(tmp_path)
@@ -173,7 +183,7 @@ def test_unfrozen_fetch_takes_the_head_and_says_that_it_is_not_pinned(
     assert path.read_text() == before and not (tmp_path / LOCK_FILE).exists()
 
 
-def test_lock_again_changes_nothing(desk: Desk, tmp_path: Path, capsys) -> None:
+def test_lock_again_changes_nothing(desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = manifest(tmp_path)
     run(path, "lock")
     locked = locked_text(path)
@@ -196,7 +206,9 @@ def test_lock_keeps_a_pin_when_the_branch_moves_and_update_follows_it(desk: Desk
     assert row.sha256 == hashlib.sha256(weights(2, 1000)).hexdigest()
 
 
-def test_lock_fails_when_the_hub_contradicts_a_pin(desk: Desk, body: bytes, tmp_path: Path, capsys) -> None:
+def test_lock_fails_when_the_hub_contradicts_a_pin(
+    desk: Desk, body: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = manifest(tmp_path)
     lock = {"llama": {"real": {"repo": REPO, "file": FILE, "revision": FIRST, "sha256": "a" * 64}}}
     lock["llama"]["real"]["size_bytes"] = len(body)
@@ -208,7 +220,7 @@ def test_lock_fails_when_the_hub_contradicts_a_pin(desk: Desk, body: bytes, tmp_
 
 
 def test_lock_never_invents_a_digest_that_the_hub_does_not_publish(
-    desk: Desk, tmp_path: Path, capsys
+    desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     desk.hub.repositories[REPO].small = frozenset({FILE})
     path = manifest(tmp_path)
@@ -218,7 +230,7 @@ def test_lock_never_invents_a_digest_that_the_hub_does_not_publish(
 
 
 def test_lock_offline_leaves_the_row_unlocked(
-    desk: Desk, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     path = manifest(tmp_path)
@@ -228,12 +240,16 @@ def test_lock_offline_leaves_the_row_unlocked(
     assert not (tmp_path / LOCK_FILE).exists() and desk.hub.seen == []
 
 
-def test_lock_of_a_misspelt_file_names_the_near_ones(desk: Desk, tmp_path: Path, capsys) -> None:
+def test_lock_of_a_misspelt_file_names_the_near_ones(
+    desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(manifest(tmp_path, file="tiny-q8_1.gguf"), "lock") == ExitCode.UNKNOWN
     assert f"did you mean {FILE}" in capsys.readouterr().out
 
 
-def test_lock_of_a_gated_repository_names_the_token(desk: Desk, tmp_path: Path, capsys) -> None:
+def test_lock_of_a_gated_repository_names_the_token(
+    desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     desk.hub.repositories[REPO].token, desk.hub.repositories[REPO].gated = "hf_right", True
     assert run(manifest(tmp_path), "lock") == ExitCode.UNKNOWN
     line = capsys.readouterr().out
@@ -241,12 +257,16 @@ def test_lock_of_a_gated_repository_names_the_token(desk: Desk, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("command", ["lock", "fetch"])
-def test_an_unknown_family_is_bad_input(tmp_path: Path, capsys, command: str) -> None:
+def test_an_unknown_family_is_bad_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     assert run(manifest(tmp_path), command, "--family", "mistake") == ExitCode.USAGE
     assert "mistake" in capsys.readouterr().err
 
 
-def test_fetch_verdict_is_the_worst_of_its_rows(desk: Desk, body: bytes, tmp_path: Path, capsys) -> None:
+def test_fetch_verdict_is_the_worst_of_its_rows(
+    desk: Desk, body: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One row contradicted (fail), one gone (unknown): the exit code is the failure, and both are told."""
     manifest(tmp_path, revision=FIRST, sha256="a" * 64, size_bytes=len(body))
     assert run(manifest(tmp_path, family="gemma2"), "fetch", "--frozen") == ExitCode.FAIL
@@ -254,7 +274,7 @@ def test_fetch_verdict_is_the_worst_of_its_rows(desk: Desk, body: bytes, tmp_pat
     assert verdicts == [["fail:", "llama:real"], ["unknown:", "gemma2:real"]]
 
 
-def test_confirm_without_a_package_row_is_unknown(tmp_path: Path, capsys) -> None:
+def test_confirm_without_a_package_row_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "gemma2.yaml").write_text((manifests_dir() / "gemma2.yaml").read_text())
     assert run(tmp_path / "gemma2.yaml", "fetch", "--confirm") == ExitCode.UNKNOWN
     assert "no package row" in capsys.readouterr().out

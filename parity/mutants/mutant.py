@@ -1,14 +1,15 @@
-"""Records of mutants: a deliberate fault, where it is planted, who must notice it, and
+"""A mutant: a deliberate fault, where it is planted, who must notice it, and
 the small cases that reach it.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 from parity.records import Case
 
@@ -73,6 +74,7 @@ class Reach:
 
 
 Plant = Callable[[Reach], AbstractContextManager[Any]]
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,48 @@ class Mutant:
     def families(self) -> tuple[str, ...]:
         """Families that it has trials in, in order."""
         return tuple(dict.fromkeys(trial.family for trial in self.trials))
+
+
+_PLANTED: dict[str, list[Mutant]] = {}  # by the module that a mutant stands in
+
+
+def mutants_of(module: str) -> tuple[Mutant, ...]:
+    """The mutants of a module that was imported, in the order in which they stand there."""
+    return tuple(_PLANTED.get(module, ()))
+
+
+def mutant(
+    where: Callable[[Any], Plant] = lambda plant: plant,
+    *,
+    part: str,
+    killers: tuple[Killer, ...],
+    trials: tuple[Trial, ...],
+    name: str = "",
+    fault: str = "",
+    timeout_s: float = 60.0,
+) -> Callable[[F], F]:
+    """Decorates a function that holds a fault: it becomes a mutant under the function's name.
+
+    ``where`` makes a plant of the function (``parity.mutants.seam``: ``in_method``, ``in_batches``,
+    ``in_results``); without it the function is the plant. The first paragraph of its docstring says what is
+    wrong. ``name`` and ``fault`` are for a function that is planted in several places.
+    """
+
+    def register(function: F) -> F:
+        paragraph = (inspect.getdoc(function) or "").split("\n\n")[0]
+        found = Mutant(
+            name=name or function.__name__,
+            fault=fault or " ".join(paragraph.split()),
+            part=part,
+            killers=killers,
+            plant=where(function),
+            trials=trials,
+            timeout_s=timeout_s,
+        )
+        _PLANTED.setdefault(function.__module__, []).append(found)
+        return function
+
+    return register
 
 
 @contextmanager
