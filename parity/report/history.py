@@ -16,7 +16,7 @@ from typing import Any
 
 from parity.cases.files import load_case
 from parity.cases.strategies import landmark
-from parity.engines.numerics import NumericsProfile
+from parity.engines.numerics import ROW, NumericsProfile
 from parity.errors import UsageError
 from parity.gate.result import CheckKind, GateCheck, GateResult
 from parity.history import Answer, Run, TraceStep, session_index
@@ -25,7 +25,16 @@ from parity.processes import WorkerDied, shared_worker
 from parity.records import Case
 from parity.run.judge import question
 from parity.run.profiles import profile_of
-from parity.run.runner import check_case, known_family, known_model, process_runner, replay
+from parity.run.runner import (
+    BroughtSystem,
+    brought_of,
+    check_case,
+    known_family,
+    known_model,
+    process_runner,
+    replay,
+)
+from parity.run.under_test import OURS, Brought
 from scheduler.engine import PAD_ROW
 from scheduler.limits import Layout
 from scheduler.records import IntentKind
@@ -194,10 +203,12 @@ def view_of_exact_run(case: Case) -> TraceView:
     return trace_of(replay(case).run, engine="exact engine, no model")
 
 
-def view_of_real_run(case: Case) -> TraceView:
-    """Run on llama.cpp, contained. Raises ``UsageError`` when the process dies or there is no model."""
+def view_of_real_run(case: Case, brought: Brought = OURS) -> TraceView:
+    """Run on llama.cpp, or with what a user brings, contained. Raises ``UsageError`` when the process dies or
+    there is no model.
+    """
     try:
-        return _look(case)
+        return _look(case, brought)
     except WorkerDied as death:
         raise UsageError(
             "the case ended its process",
@@ -207,13 +218,13 @@ def view_of_real_run(case: Case) -> TraceView:
         ) from death
 
 
-def _look(case: Case, *, alone: bool = False) -> TraceView:
+def _look(case: Case, brought: Brought = OURS, *, alone: bool = False) -> TraceView:
     """Run on llama.cpp in a worker, with ``alone`` also each session alone. Raises ``WorkerDied``,
     ``UsageError`` or ``CallFailed``.
     """
     check_case(case)
-    profile = profile_of(case.model).profile
-    arguments = {"case": case.to_json(), "profile": profile.to_json(), "alone": alone}
+    profile = ROW if brought.engine else profile_of(case.model).profile
+    arguments = {"case": case.to_json(), "profile": profile.to_json(), "alone": alone, **brought.parts}
     data = shared_worker(profile.environment).call("parity.report.history:collect_here", arguments)
     return TraceView.from_data(data)
 
@@ -221,10 +232,13 @@ def _look(case: Case, *, alone: bool = False) -> TraceView:
 def collect_here(arguments: dict[str, Any]) -> dict[str, Any]:
     """In the worker: run the case once and flatten its trace."""
     case, profile = Case.from_json(arguments["case"]), NumericsProfile.from_json(arguments["profile"])
+    brought = brought_of(arguments)
+    if brought.engine is not None:
+        return trace_of(BroughtSystem(brought).attempt(case), engine=brought.engine).to_data()
     runner, family, file = process_runner(1), known_family(case.family), known_model(case.model)
     layout_profile = profile.for_layout(case.layout)
     engine = runner.engine(case, file, family, layout_profile)
-    run = runner.attempt(case, engine, family, layout_profile, file)
+    run = runner.attempt(case, engine, family, layout_profile, file, brought.scheduler_factory)
     found: dict[tuple[int, int], Parity] = {}
     if arguments["alone"]:
         measured = case.layout is Layout.STOCK
