@@ -78,7 +78,9 @@ def test_single_lane_never_runs_two(served: ServedModel) -> None:
     assert run.engine["peak_running"] == 1
 
 
-def test_a_policy_sees_who_asked_how_urgently_and_since_when(served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_sees_who_asked_how_urgently_and_since_when(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A policy's clocks are those of the arrival, however late the one thread came to send it."""
     seen: list[Request] = []
     submit = Scheduler.submit
