@@ -15,7 +15,6 @@ import weakref
 from typing import Any, TypeVar
 
 from parity.errors import UsageError
-from parity.processes import PR_SET_PDEATHSIG
 from parity.protocol.messages import line_of, read_line
 from scheduler.records import SchedulerFailure
 
@@ -24,6 +23,7 @@ ANSWER_TIMEOUT_S = 20.0
 MAX_LINE_BYTES = 16 << 20
 SHOWN_CHARS = 200
 LIBC = ctypes.CDLL(None)  # loaded before the fork
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 LAST_WORDS = 12  # lines of its standard error that a finding quotes
 
 
