@@ -186,7 +186,7 @@ def run_suite(
     except (Failed, Flaky):
         if not failing:
             raise  # a bug of ours, not a case that failed
-        _keep_failure(result, failing[0], judged, failures, options=brought.options)
+        _keep_failure(result, failing[0], judged, failures)
     if result.changes:
         counts = ", ".join(f"{count} {change}" for change, count in sorted(result.changes.items()))
         result.explanation = f"sessions with a changed token: {counts}\n{result.explanation}".rstrip()
@@ -252,7 +252,7 @@ def _generated(
 
 
 def _keep_failure(
-    result: SuiteResult, outcome: Outcome, run: Callable[[Case], Outcome], failures: Path, *, options: str
+    result: SuiteResult, outcome: Outcome, run: Callable[[Case], Outcome], failures: Path
 ) -> None:
     """Shrink the failing case, write it and explain it; one that passes when run again is kept as it was."""
     ran: dict[Case, Outcome] = {}
@@ -263,9 +263,9 @@ def _keep_failure(
 
     smallest = ran[shrink_case(outcome.case, kept_run, max_runs=SHRINK_RUNS)]
     kept = smallest if smallest.verdict is Verdict.FAIL else outcome
-    path = save_failing_case(kept.case, failures, stderr=kept.stderr)
+    path = save_failing_case(kept.case, failures, stderr=kept.stderr, brought=result.brought.parts)
     result.case_file, result.failure = str(path), kept
-    result.explanation = explain_outcome(kept, case_file=path, options=options)
+    result.explanation = explain_outcome(kept, case_file=path, options=result.brought.options)
     if kept is not smallest:  # reported before parity
         result.explanation = f"not reproducible: it passed when it ran again\n{result.explanation}"
 
