@@ -23,7 +23,8 @@ from parity.run.chains import hand_settings
 Compared = tuple[str, np.ndarray, np.ndarray]
 
 SAVED_AT = (1, 15, 16, 17, 63, 64, 65)
-PROMPT_TOKENS, GENERATED_TOKENS = 80, 3
+LATE = (127, 128, 129, 130, 255, 256, 257)  # after the second and the fourth call of 63 and 64 rows
+GENERATED_TOKENS, TAIL_TOKENS = 3, 15  # the prompt goes on for so many tokens after the last saved state
 OWN, OTHER, NEIGHBOUR, PASSING = 1, 2, 3, 4  # sequence ids; 0 is padding's
 
 
@@ -61,9 +62,12 @@ class StateChecks:
         load: Callable[[HandDriver, int, tuple[bytes, ...]], None] = HandDriver.load,
     ) -> None:
         self.family, self.lengths, self._load = family, tuple(lengths), load
-        self.settings = hand_settings(resolve_model(family), load_family(family), split)
-        self.prompt = tokens_for(f"{family} prompt", PROMPT_TOKENS)
-        self.other = tokens_for(f"{family} neighbour", PROMPT_TOKENS)
+        self.prompt_tokens = max(self.lengths) + TAIL_TOKENS
+        # Three whole sequences and a part of a fourth lie in a pool at once.
+        cells = 4 * (self.prompt_tokens + GENERATED_TOKENS) + 64
+        self.settings = hand_settings(resolve_model(family), load_family(family), split, num_cells=cells)
+        self.prompt = tokens_for(f"{family} prompt", self.prompt_tokens)
+        self.other = tokens_for(f"{family} neighbour", self.prompt_tokens)
 
     def run(self) -> StateReport:
         """Every scenario at every length, against logits recomputed in one go."""
@@ -93,7 +97,8 @@ class StateChecks:
         """Logits of a whole prompt and of what is generated from it."""
         driver.clear()
         logits = driver.feed(OWN, tokens, 0)
-        return np.concatenate([logits, driver.generate(OWN, logits[-1], PROMPT_TOKENS, GENERATED_TOKENS)])
+        more = driver.generate(OWN, logits[-1], self.prompt_tokens, GENERATED_TOKENS)
+        return np.concatenate([logits, more])
 
     def _saved(self, driver: HandDriver, count: int) -> tuple[bytes, ...]:
         driver.feed(OWN, self.prompt[:count], 0)
@@ -102,7 +107,7 @@ class StateChecks:
     def _go_on(self, driver: HandDriver, seq_id: int, tokens: list[int], start: int) -> np.ndarray:
         """The rest of a prompt and what is generated from it."""
         logits = driver.feed(seq_id, tokens[start:], start)
-        more = driver.generate(seq_id, logits[-1], PROMPT_TOKENS, GENERATED_TOKENS)
+        more = driver.generate(seq_id, logits[-1], self.prompt_tokens, GENERATED_TOKENS)
         return np.concatenate([logits, more])
 
     def _same_id(
@@ -159,10 +164,10 @@ class StateChecks:
         self._load(driver, OWN, saved)
         first = driver.feed(OTHER, self.prompt[count:], count)
         second = driver.feed(OWN, self.prompt[count:], count)
-        yield "first", first, reference[count:PROMPT_TOKENS]
-        yield "second", second, reference[count:PROMPT_TOKENS]
-        again = driver.generate(OTHER, first[-1], PROMPT_TOKENS, GENERATED_TOKENS)
-        yield "first, generated", again, reference[PROMPT_TOKENS:]
+        yield "first", first, reference[count : self.prompt_tokens]
+        yield "second", second, reference[count : self.prompt_tokens]
+        again = driver.generate(OTHER, first[-1], self.prompt_tokens, GENERATED_TOKENS)
+        yield "first, generated", again, reference[self.prompt_tokens :]
 
 
 def check_states(family: str, split: str | None = None, *, lengths: Sequence[int] = SAVED_AT) -> StateReport:

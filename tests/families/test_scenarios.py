@@ -9,7 +9,6 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
 
 from parity.cases.scenarios import SCENARIOS, Scenario
 from parity.cases.strategies import tokens_of
@@ -17,45 +16,21 @@ from parity.mutants import cases
 from parity.mutants.mutant import Reach
 from parity.mutants.seam import in_method
 from parity.plugin import family_params
-from parity.records import Case, Fault, FaultKind, Outcome, Session, Verdict
+from parity.records import Case, Fault, FaultKind, Session, Verdict
 from parity.run.contained import run_case
 from parity.run.runner import run_exact_case
+from parity.suites.templates import EXACT_FAMILIES, PER_LAYOUT, exact_templates, run_template
 from scheduler.policy.base import Policy
 
 FAMILIES = family_params()
-EXACT_FAMILIES = family_params("llama", "gemma2", "qwen3next")  # one of each kind that the exact engine has
-GENERATE = {
-    "deadline": None,
-    "derandomize": True,
-    "database": None,
-    "phases": [Phase.generate],
-    "suppress_health_check": list(HealthCheck),
-}
+EXACT = family_params(*EXACT_FAMILIES)
 SMALL_PROMPT = 8
 
 
-def run_template(
-    scenario: Scenario, family: str, run: Callable[[Case], Outcome], *, per_layout: int
-) -> Counter[str]:
-    """Marks over some of the template's cases in each of its layouts; a case
-    that is not green fails the test.
-    """
-    marks: Counter[str] = Counter()
-
-    def one(case: Case) -> None:
-        outcome = run(case)
-        marks.update(outcome.marks)
-        assert outcome.verdict is Verdict.PASS, (outcome.reason, outcome.problems, outcome.divergences)
-
-    for layout in scenario.layouts:
-        settings(max_examples=per_layout, **GENERATE)(given(scenario.at(family, layout))(one))()
-    return marks
-
-
-@pytest.mark.parametrize("family", EXACT_FAMILIES)
-@pytest.mark.parametrize("scenario", [s for s in SCENARIOS if s.on_exact], ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("family", EXACT)
+@pytest.mark.parametrize("scenario", exact_templates(), ids=lambda scenario: scenario.name)
 def test_template_is_green_on_the_exact_engine_and_hits_its_marks(scenario: Scenario, family: str) -> None:
-    marks = run_template(scenario, family, run_exact_case, per_layout=10)
+    marks = run_template(scenario, family, run_exact_case, per_layout=PER_LAYOUT)
     assert [mark for mark in scenario.marks if not marks[mark]] == []
 
 
@@ -116,7 +91,7 @@ def scripted(sizes: tuple[int, ...]) -> Any:
     return in_method(Policy, "chunk_tokens")(make)
 
 
-@pytest.mark.parametrize("family", EXACT_FAMILIES)
+@pytest.mark.parametrize("family", EXACT)
 def test_every_chunking_of_a_small_prompt_gives_the_same_answer(family: str) -> None:
     count = 0
     for length in range(1, SMALL_PROMPT + 1):
@@ -130,7 +105,7 @@ def test_every_chunking_of_a_small_prompt_gives_the_same_answer(family: str) -> 
     assert count == 2**SMALL_PROMPT - 1
 
 
-@pytest.mark.parametrize("family", EXACT_FAMILIES)
+@pytest.mark.parametrize("family", EXACT)
 def test_every_point_of_preemption_and_of_cancel_gives_the_same_answers(family: str) -> None:
     base = cases.case_of(
         family,
