@@ -176,7 +176,8 @@ class Case:
         try:
             if not isinstance(data, dict) or data.get("format") != CASE_FORMAT:
                 raise ValueError(f"not a case file of format {CASE_FORMAT}")
-            case = read_record(Case, {key: value for key, value in data.items() if key != "format"})
+            ours = ("format", "brought")  # who ran it is no part of what ran
+            case = read_record(Case, {key: value for key, value in data.items() if key not in ours})
             case.step_limits()
             for index, session in enumerate(case.sessions):
                 session.to_request(index, arrival_ms=0.0)

@@ -32,6 +32,7 @@ from parity.errors import UsageError
 from parity.processes import process_pool
 from parity.records import Case, FaultKind, Outcome, Verdict
 from parity.run.contained import run_case
+from parity.run.under_test import OURS, Brought
 from scheduler.limits import Layout
 from scheduler.policies import policy_names
 
@@ -60,6 +61,11 @@ class Plan:
     seed: int = 0
     exact: bool = False
     mutant: str | None = None
+    brought: Brought = OURS
+
+    def rerun(self) -> Rerun:
+        """Runs single cases as the campaign's batches do."""
+        return Rerun(exact=self.exact, mutant=self.mutant, brought=self.brought)
 
     def batch(self, number: int) -> dict[str, Any]:
         """The order for batch ``number``: JSON-able, so that it can be sent anywhere."""
@@ -80,6 +86,7 @@ class Plan:
             "template": template.name if template is not None else "",
             "exact": self.exact,
             "mutant": self.mutant,
+            "brought": self.brought.parts,
         }
 
 
@@ -156,7 +163,7 @@ def run_batch(order: dict[str, Any]) -> dict[str, Any]:
 
 def _run(case: Case, order: dict[str, Any]) -> Outcome:
     if not order["exact"]:
-        return run_case(case, mutant=order["mutant"])
+        return run_case(case, mutant=order["mutant"], brought=Brought(**order["brought"]))
     return Rerun(exact=True, mutant=order["mutant"])(case)
 
 
@@ -354,9 +361,11 @@ def keep_failures(tally: Tally, plan: Plan, folder: Path, *, shrink: bool = True
     """
     if not shrink:
         for found in tally.found.values():
-            found.path = str(save_failing_case(found.case, folder, stderr=found.stderr))
+            found.path = str(
+                save_failing_case(found.case, folder, stderr=found.stderr, brought=plan.brought.parts)
+            )
         return
-    run, kept = Rerun(exact=plan.exact, mutant=plan.mutant), {}
+    run, kept = plan.rerun(), {}
     try:
         for found in tally.found.values():
             small = shrink_case(found.case, run, max_runs=MAX_SHRINK_RUNS)
@@ -371,7 +380,11 @@ def keep_failures(tally: Tally, plan: Plan, folder: Path, *, shrink: bool = True
                 kept[found.signature].count += found.count
                 continue
             kept[found.signature] = found
-            found.path = str(save_failing_case(small, folder, stderr=outcome.stderr or found.stderr))
+            found.path = str(
+                save_failing_case(
+                    small, folder, stderr=outcome.stderr or found.stderr, brought=plan.brought.parts
+                )
+            )
     finally:
         run.close()
     tally.found = kept

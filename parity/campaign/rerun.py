@@ -14,6 +14,7 @@ from parity.records import Case, Outcome
 from parity.run.contained import Chunks, run_case
 from parity.run.profiles import profile_of
 from parity.run.runner import check_settings, run_case_here, run_exact_case
+from parity.run.under_test import OURS, Brought
 from scheduler.policy.base import Policy
 
 TIMEOUT_S = 60.0
@@ -57,6 +58,7 @@ class Rerun:
     exact: bool = False
     mutant: str | None = None
     timeout_s: float = TIMEOUT_S
+    brought: Brought = OURS
     count: int = 0
     _worker: Worker | None = None
 
@@ -76,9 +78,16 @@ class Rerun:
 
     def _contained(self, case: Case, chunks: Chunks) -> Outcome:
         if self._worker is None:
-            self._worker = Worker(profile_of(case.model).profile.environment)
+            exact = not self.brought.engine
+            self._worker = Worker(profile_of(case.model).profile.environment if exact else ())
         return run_case(
-            case, mutant=self.mutant, chunks=chunks, worker=self._worker, timeout_s=self.timeout_s
+            case,
+            mutant=self.mutant,
+            # A brought scheduler makes its own chunks.
+            chunks=chunks if self.brought == OURS else (),
+            worker=self._worker,
+            timeout_s=self.timeout_s,
+            brought=self.brought,
         )
 
     def close(self) -> None:

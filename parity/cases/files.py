@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from parity.errors import UsageError
@@ -98,14 +100,26 @@ def family_of(model: str) -> Family | None:
     return next((family for family in families.values() if model in family.rows), None)
 
 
-def save_failing_case(case: Case, folder: Path, *, stderr: str = "") -> Path:
-    """Write a failing case under a name that says what it is, and beside it what its worker said.
+def brought_parts(path: Path) -> dict[str, str]:
+    """What the case in a file ran with instead of our scheduler and engine, by field of ``Brought``. The file
+    is one that ``load_case`` reads.
+    """
+    return json.loads(path.read_text(encoding="utf-8")).get("brought", {})
+
+
+def save_failing_case(
+    case: Case, folder: Path, *, stderr: str = "", brought: Mapping[str, str] | None = None
+) -> Path:
+    """Write a failing case under a name that says what it is, with the parts that were brought, and beside
+    it what its worker said.
 
     Returns the path of the case.
     """
     text = case.to_json()
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     path = folder / f"{case.family}-{case.layout.value}-{digest}.json"
+    if brought:
+        text = json.dumps({**json.loads(text), "brought": dict(brought)}, indent=1) + "\n"
     save_text(path, text)
     if stderr:
         save_text(path.with_suffix(".stderr.txt"), stderr)

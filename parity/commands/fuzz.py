@@ -25,7 +25,6 @@ from parity.campaign.campaign import (
     open_executor,
     run_campaign,
 )
-from parity.campaign.rerun import Rerun
 from parity.cases.policy_options import PolicyOptions, parse_policy_options, policy_option
 from parity.cases.shrink import fault_signature
 from parity.checkers.marks import MARKS
@@ -33,6 +32,7 @@ from parity.errors import ExitCode, UsageError
 from parity.models.families import load_families, load_family
 from parity.outputs import OUTPUT_FILE, OUTPUT_FOLDER, save_output
 from parity.records import Verdict
+from parity.run.under_test import OURS, Brought, brought_options
 from scheduler.limits import Layout
 from scheduler.policies import policy_names
 
@@ -75,6 +75,7 @@ REGRESSIONS = Path("tests") / "regressions"
 )
 @click.option("--exact", is_flag=True, help="On the exact engine instead of llama.cpp.")
 @click.option("--mutant", metavar="NAME", help="Plant a known fault, to see it found.")
+@brought_options
 @click.option(
     "--executor",
     default="local",
@@ -116,13 +117,25 @@ def command(
     require_coverage: bool,
     exact: bool,
     mutant: str | None,
+    scheduler: str | None,
+    engine: str | None,
+    scheduler_command: str | None,
     executor: str,
     database: Path | None,
     out: Path,
     json_path: Path | None,
 ) -> ExitCode:
     """Explore cases from a seed until the time is up or something fails; shrink and store what failed."""
+    brought = Brought(scheduler=scheduler, engine=engine, scheduler_command=scheduler_command)
+    if brought != OURS and (exact or mutant is not None):
+        raise UsageError(
+            f"{'--exact' if exact else '--mutant'} with{brought.options}", why="it is about ours"
+        )
+    brought.why_no_bits()
+    # What is brought decides by itself: it owes no other policy's contract.
+    policies = policies or (("fcfs",) if brought != OURS else ())
     plan = Plan(
+        brought=brought,
         families=_known(families),
         policies=_known_policies(policies),
         policy_options=_options_of(policies, policy_options),
@@ -149,10 +162,11 @@ def command(
     if json_path is not None:
         save_output(json_path, json.dumps({"seed": seed, "shard": shard, **tally.to_data()}, indent=1) + "\n")
     _report(tally)
-    if tally.found:
-        return ExitCode.FAIL
     missing = require_coverage and (tally.missing_marks or tally.missing_pairs)
-    return ExitCode.UNKNOWN if missing or tally.cut_off or not tally.cases else ExitCode.PASS
+    known = not (missing or tally.cut_off or not tally.cases)
+    verdict = Verdict.FAIL if tally.found else Verdict.PASS if known else Verdict.UNKNOWN
+    click.echo(f"verdict: {verdict.value} ({tally.cases} cases, {tally.sessions} sessions)")
+    return verdict.exit_code
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -186,7 +200,7 @@ def _known_policies(policies: tuple[str, ...]) -> tuple[str, ...]:
 
 def _rerun_known(plan: Plan, database: Path) -> dict[tuple[str, ...], Found]:
     """Earlier failures that still fail; those that pass now stay in the database, as regressions do."""
-    run, found = Rerun(exact=plan.exact, mutant=plan.mutant), {}
+    run, found = plan.rerun(), {}
     try:
         for case in known_failures(open_database(database)):
             outcome = run(case)

@@ -17,7 +17,7 @@ from parity.run.contained import run_case
 from parity.run.explain import explain_outcome
 from parity.run.profiles import engine_line
 from parity.run.runner import check_settings, run_exact_case
-from parity.run.under_test import OURS, Brought, brought_options
+from parity.run.under_test import OURS, brought_for, brought_options, ours_option
 
 
 @click.command()
@@ -31,12 +31,14 @@ from parity.run.under_test import OURS, Brought, brought_options
 @click.option("--api", "kind", default="auto", type=click.Choice(KINDS), help="How to ask a server.")
 @click.option("--extra-body", metavar="JSON", help="Fields for every request to a server.")
 @brought_options
+@ours_option
 def command(
     file: Path,
     exact: bool,
     scheduler: str | None,
     engine: str | None,
     scheduler_command: str | None,
+    ours: bool,
     endpoint: str | None,
     model: str | None,
     times: int,
@@ -61,15 +63,21 @@ def command(
     if endpoint is not None or model is not None or extra_body is not None:
         raise UsageError("a case of our own engine", where=str(file), why="it has no use for --endpoint")
     case = load_case(file)
-    brought = Brought(scheduler=scheduler, engine=engine, scheduler_command=scheduler_command)
+    brought = brought_for(
+        file, ours=ours, scheduler=scheduler, engine=engine, scheduler_command=scheduler_command
+    )
     if exact:
         if brought != OURS:
-            raise UsageError("--exact with a brought part", why="the exact engine runs our own scheduler")
+            raise UsageError(
+                "--exact with a brought part",
+                why="the exact engine runs our own scheduler",
+                todo="add --ours if that is wanted",
+            )
         check_settings(case)
         outcome = run_exact_case(case)
     else:
         click.echo(engine_line())
         brought.why_no_bits()
         outcome = run_case(case, brought=brought)
-    click.echo(explain_outcome(outcome, case_file=file, options=brought.options))
+    click.echo(explain_outcome(outcome, case_file=file, options=" --ours" if ours else brought.options))
     return outcome.verdict.exit_code

@@ -15,6 +15,7 @@ from parity.records import Case
 from parity.report.history import ENGINES, TraceView, view_of_exact_run, view_of_real_run
 from parity.report.timeline import draw_trace
 from parity.run.runner import check_settings
+from parity.run.under_test import OURS, Brought, brought_for, ours_option, scheduler_options
 
 
 @click.command()
@@ -34,16 +35,31 @@ from parity.run.runner import check_settings
 )
 @click.option("--policy", metavar="NAME", help="Run the case under this policy instead of its own.")
 @policy_option
+@scheduler_options
+@ours_option
 def command(
-    file: Path, out: Path, engine: str | None, policy: str | None, policy_options: tuple[str, ...]
+    file: Path,
+    out: Path,
+    engine: str | None,
+    policy: str | None,
+    policy_options: tuple[str, ...],
+    scheduler: str | None,
+    scheduler_command: str | None,
+    ours: bool,
 ) -> ExitCode:
-    """Run the case in the file CASE and draw its trace."""
+    """Run the case in the file CASE and draw its trace, with the scheduler and the engine that it names."""
     case = load_case(file)
+    brought = brought_for(file, ours=ours, scheduler=scheduler, scheduler_command=scheduler_command)
+    if brought != OURS and engine == "exact":
+        raise UsageError(
+            "--engine exact with a brought part", why="it runs our own", todo="add --ours if that is wanted"
+        )
+    brought.why_no_bits()
     if policy is not None or policy_options:
         policy = case.policy if policy is None else policy
         case = replace(case, policy=policy, policy_options=parse_policy_options(policy, policy_options))
     check_settings(case)
-    view = look(case, engine)
+    view = look(case, engine, brought)
     save_output(out, draw_trace(view))
     click.echo(f"{out}: {view.steps} steps of {len(view.lanes)} sessions under {view.policy}, {view.engine}")
     for note in view.notes:
@@ -51,10 +67,12 @@ def command(
     return ExitCode.FAIL if view.notes and not case.faults else ExitCode.PASS
 
 
-def look(case: Case, engine: str | None) -> TraceView:
+def look(case: Case, engine: str | None, brought: Brought) -> TraceView:
     """Run a case on the engine asked for; without a wish, on llama.cpp unless
     its model or library is missing.
     """
+    if brought != OURS:
+        return view_of_real_run(case, brought)
     if engine is not None:
         return ENGINES[engine](case)
     try:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import selectors
 import shlex
+import signal
 import subprocess
+import sys
 import tempfile
 import weakref
 from typing import Any, TypeVar
@@ -19,6 +22,8 @@ Message = TypeVar("Message")
 ANSWER_TIMEOUT_S = 20.0
 MAX_LINE_BYTES = 16 << 20
 SHOWN_CHARS = 200
+LIBC = ctypes.CDLL(None)  # loaded before the fork
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 LAST_WORDS = 12  # lines of its standard error that a finding quotes
 
 
@@ -35,7 +40,11 @@ class Peer:
         self._buffer = b""
         try:
             self.process = subprocess.Popen(
-                shlex.split(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors
+                shlex.split(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
             )
         except (OSError, ValueError, IndexError) as error:
             raise UsageError(
@@ -92,6 +101,13 @@ class Peer:
         words = self._errors.read().decode(errors="backslashreplace").splitlines()[-LAST_WORDS:]
         said = f"; its last words: {' | '.join(words)}" if words else "; it said nothing on standard error"
         return PeerFailure(f"scheduler {self.command!r} {what}{ended}{said}")
+
+
+def _end_with_parent() -> None:
+    """In the child, before it becomes the program: the kernel ends it with the thread that started it. One
+    system call, because a process is started for every case.
+    """
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end_process(process: subprocess.Popen[bytes]) -> None:

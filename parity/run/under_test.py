@@ -16,11 +16,13 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import click
 
+from parity.cases.files import brought_parts
 from parity.engines.exact import ExactEngine
 from parity.errors import UsageError
 from parity.protocol.schedulers import PeerFailure, make_process_scheduler, open_peer
@@ -192,14 +194,17 @@ class Brought:
         return Tier.BITS if self.engine is None else Tier.BYTES
 
     @property
+    def parts(self) -> dict[str, str]:
+        """What was brought, by field; what a case file records."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in named.items() if value is not None}
+
+    @property
     def options(self) -> str:
         """As options of a command line, each with a space before it."""
-        named = (
-            ("scheduler", self.scheduler),
-            ("engine", self.engine),
-            ("scheduler-command", self.scheduler_command),
+        return "".join(
+            f" --{name.replace('_', '-')} {shlex.quote(value)}" for name, value in self.parts.items()
         )
-        return "".join(f" --{name} {shlex.quote(value)}" for name, value in named if value is not None)
 
     def why_no_bits(self) -> str:
         """Why the logits of a user's engine can't be compared; empty if they can. Makes both once.
@@ -239,17 +244,42 @@ def capabilities_of_command(command: str) -> Capabilities:
 OURS = Brought()
 
 
+def scheduler_options(command: Callable) -> Callable:
+    """``--scheduler`` and ``--scheduler-command`` of a subcommand."""
+    said = "Run with the scheduler that this program is; it speaks JSON lines (parity/protocol/README.md)."
+    command = click.option("--scheduler-command", metavar="COMMAND", help=said)(command)
+    return _part_option("scheduler")(command)
+
+
 def brought_options(command: Callable) -> Callable:
-    """``--scheduler``, ``--scheduler-command`` and ``--engine`` of a subcommand."""
-    command = click.option(
-        "--scheduler-command",
-        metavar="COMMAND",
-        help="Run with the scheduler that this program is; it speaks JSON lines (parity/protocol/README.md).",
-    )(command)
-    for name in ("engine", "scheduler"):
-        said = f"Run with this {name} of your own instead of ours."
-        command = click.option(f"--{name}", metavar="PACKAGE:FACTORY", help=said)(command)
-    return command
+    """``scheduler_options`` and ``--engine`` of a subcommand."""
+    return scheduler_options(_part_option("engine")(command))
+
+
+def _part_option(name: str) -> Callable[[Callable], Callable]:
+    said = f"Run with this {name} of your own instead of ours."
+    return click.option(f"--{name}", metavar="PACKAGE:FACTORY", help=said)
+
+
+def ours_option(command: Callable) -> Callable:
+    """``--ours`` of a subcommand that runs a case file."""
+    said = "Run our own scheduler and engine, whatever the file names."
+    return click.option("--ours", is_flag=True, help=said)(command)
+
+
+def brought_for(file: Path, *, ours: bool, **options: str | None) -> Brought:
+    """What a case in a file is run with: the parts that the options name, else those on record in the file,
+    which is said; ours with ``--ours``. Raises ``UsageError`` for both at once.
+    """
+    named = Brought(**options)
+    if ours or named != OURS:
+        if ours and named != OURS:
+            raise UsageError(f"--ours with{named.options}", why="they contradict each other")
+        return named
+    recorded = Brought(**brought_parts(file))
+    if recorded != OURS:
+        click.echo(f"with{recorded.options}, as the case file says (--ours: with ours)")
+    return recorded
 
 
 def _checked(specification: str, offers: tuple[str, ...]) -> Callable[..., Any]:

@@ -191,7 +191,7 @@ def test_own_folders_add_a_family_and_replace_ours(environment: Path, own: Path)
 
     (own / "manifests/llama.yaml").write_text(text.replace("family: llama", "family: other"))
     done = run_outside(environment, own, "parity.cli", "check", "--family", "llama")
-    assert done.returncode == 64 and "'other' is not the file's name llama" in done.stderr
+    assert done.returncode == 64 and "'other' is not the file's name 'llama'" in done.stderr
 
     done = run_outside(
         environment, own, "parity.cli", "--project", str(site.parent), "check", "--family", "mine"

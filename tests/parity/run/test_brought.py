@@ -63,7 +63,13 @@ def test_check_is_red_with_a_planted_fault_and_says_how_to_replay_it(
     assert code == ExitCode.FAIL and "a case failed" in said
     assert run_main(replay.removeprefix("replay: parity ").split()) == ExitCode.FAIL
     file = replay.split()[3]
-    assert run_main(["replay", file]) == ExitCode.PASS  # ours has no such fault
+    for command in (["replay", file], ["bisect", file], ["trace", file, "--html", "trace.html"]):
+        capfd.readouterr()
+        code = run_main(command)
+        said = capfd.readouterr().out
+        assert f"with {name} {EXAMPLES}:{factory}, as the case file says" in said
+        assert code == ExitCode.FAIL or command[0] == "trace", command  # a trace is judged by its notes
+        assert run_main([*command, "--ours"]) == ExitCode.PASS  # ours has no such fault
 
 
 @pytest.mark.parametrize("name", ["--scheduler", "--engine"])
