@@ -540,7 +540,7 @@ class Scheduler:
                 self.cancel(request_id, now_ms)
             elif view.state is SessionState.RUNNING:
                 self._suspend(view, now_ms, what)
-                # What was rebuilt until an escalation had cleared the pool is none of the lone session's rows.
+                # Rows rebuilt until an escalation has cleared the pool are none of the lone session.
                 wished = what.reason in (PreemptionReason.ASKED, PreemptionReason.ESCALATION)
                 self._is_disturbed = self._is_disturbed or wished
 
