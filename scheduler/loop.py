@@ -283,6 +283,8 @@ class Scheduler:
         with self._policy_asked:
             state = self.state(now_ms)
             alone = None if self._alone is None else state.views[self._alone]
+            if alone is not None and any(name != self._alone for name in state.running):
+                alone = replace(alone, ready=False)  # the pool is its own when the others have landed
             plan = (
                 self.policy.plan_iteration(state) if alone is None else plan_alone(state, self.policy, alone)
             )
@@ -538,7 +540,9 @@ class Scheduler:
                 self.cancel(request_id, now_ms)
             elif view.state is SessionState.RUNNING:
                 self._suspend(view, now_ms, what)
-                self._is_disturbed = self._is_disturbed or what.reason is PreemptionReason.ASKED
+                # Rows rebuilt until an escalation has cleared the pool are none of the lone session.
+                wished = what.reason in (PreemptionReason.ASKED, PreemptionReason.ESCALATION)
+                self._is_disturbed = self._is_disturbed or wished
 
     def fail(self, failure: EngineFailure, now_ms: float) -> StepRecord:
         """The engine broke off in the oldest step in flight: its memory is in doubt, so every running session

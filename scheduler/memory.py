@@ -276,8 +276,10 @@ class Memory:
         entry = None
         self.cut_shares += self.shares and count < self.prefix.lookup(self._chain(view))[1]
         if count:
-            entry, found = self.prefix.lookup(self._chain(view)[: count + 1])
-            if entry is None or found != count:
+            # The entry that admission counted: the longest one, of which a part may be shared.
+            chain, is_cut = self._chain(view), self.sharing is Sharing.POSITIONAL
+            entry, found = self.prefix.lookup(chain if is_cut else chain[: count + 1])
+            if entry is None or found < count:
                 return False
             entry.users += 1  # pinned first: eviction below must not take it
             self.prefix.entries.move_to_end(entry.digests[-1])

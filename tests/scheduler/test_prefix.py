@@ -215,3 +215,21 @@ def test_evictable_cells_are_evicted_before_anybody_is_preempted() -> None:
     serving.run()
     serving.check_all_as_alone()
     assert serving.totals.values["preempted"] == 0
+
+
+def test_a_share_that_is_cut_short_pins_the_entry_that_admission_counted() -> None:
+    """``late`` goes on from ``long``, of which it may share three tokens only; those begin ``other``, too,
+    which came later. Room was counted with the cells of ``long`` pinned, so these are the ones to pin.
+    """
+    serving = Serving(cells=64, prefix_block_tokens=4)
+    serving.submit(request("long", range(100, 108)))
+    serving.step(3)
+    serving.submit(request("other", [*range(100, 103), *range(200, 209)]))
+    serving.step(3)
+    serving.submit(request("late", [*range(100, 108), 1, 2, 3], 2))
+    memory, view = serving.scheduler.memory, serving.view("late")
+    entry, count = memory.prefix.lookup(memory._chain(view))
+    assert (entry.count, count, len(memory.prefix.entries)) == (8, 8, 2)
+
+    assert memory.open(view, 3)
+    assert memory.residences["late"].entry is entry

@@ -233,18 +233,27 @@ def test_steps_behind_one_that_broke_off_touch_no_memory_there(three_stages: Pro
 
 
 @pytest.mark.family_llama
-def test_stage_that_breaks_off_takes_what_the_one_before_still_sends() -> None:
-    """1,890 rows of hidden states are more than a connection holds: the stage before waits until they are
+def test_stage_that_breaks_off_takes_what_the_one_before_still_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """252 rows of hidden states are more than these connections hold: the stage before waits until they are
     taken, longer than anybody may be silent.
     """
-    settings = hand_settings(resolve_model("llama"), load_family("llama"), "halves", num_cells=2048)
-    rows, width = 1890, 63
+    pair = socket.socketpair
+
+    def narrow_pair() -> tuple[socket.socket, socket.socket]:
+        ends = pair()
+        for end in ends:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return ends
+
+    settings = hand_settings(resolve_model("llama"), load_family("llama"), "halves")
+    rows, width = 252, 63
     calls = tuple(
         Call((), tuple(range(at, at + width)), (1,) * width, (-1,) * width) for at in range(0, rows, width)
     )
     plan, batch, now_ms = two_rows((0, 1), (0, 1))
     long = replace(batch, tokens=(5,) * rows, positions=tuple(range(rows)), samples=(), stages=(calls, calls))
-    chain = ProcessChain(settings, timeout_s=8.0)
+    monkeypatch.setattr(socket, "socketpair", narrow_pair)
+    chain = ProcessChain(settings, timeout_s=60.0)
     try:
         chain.fail_before_call = len(calls)
         chain.launch(plan, long, now_ms)
