@@ -97,8 +97,8 @@ class Mutant:
     def __post_init__(self) -> None:
         if not self.fault or not self.killers or not self.trials:
             raise ValueError(
-                f"mutant {self.name}: needs a sentence that says what is wrong, a checker that must kill it and "
-                "a trial that reaches it"
+                f"mutant {self.name}: needs a sentence that says what is wrong, a checker that must kill "
+                "it and a trial that reaches it"
             )
 
     @property
