@@ -95,9 +95,10 @@ class Mutant:
     timeout_s: float = 60.0  # after which a trial on llama.cpp is ended and counts as a crash
 
     def __post_init__(self) -> None:
-        if not self.killers or not self.trials:
+        if not self.fault or not self.killers or not self.trials:
             raise ValueError(
-                f"mutant {self.name}: needs a checker that must kill it and a trial that reaches it"
+                f"mutant {self.name}: needs a sentence that says what is wrong, a checker that must kill "
+                "it and a trial that reaches it"
             )
 
     @property

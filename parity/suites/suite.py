@@ -340,6 +340,10 @@ def crowd_case(family: str, split: Split, number: int, *, sessions: int = 18) ->
         Fault(kind=FaultKind.PREEMPT, step=step, session=rng.randrange(sessions), in_flight=step % 4 == 3)
         for step in range(3, 21, 2)
     ]
+    # Of so many, some are in a step at that time: a suite relies on it.
+    faults += [
+        Fault(kind=FaultKind.PREEMPT, step=9, session=index, in_flight=True) for index in range(sessions)
+    ]
     faults += [
         Fault(kind=FaultKind.CANCEL, step=step, session=session, in_flight=step == 4)
         for step, session in zip((2, 4), cancelled, strict=True)

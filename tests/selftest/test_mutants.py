@@ -13,7 +13,7 @@ from parity.commands.mutants import command
 from parity.engines.numerics import ROW
 from parity.errors import ExitCode, UsageError
 from parity.mutants import all_mutants, cases, find_mutant
-from parity.mutants.mutant import Complaint, Killer, Mutant, Place, Reach, Trial
+from parity.mutants.mutant import Complaint, Killer, Mutant, Place, Reach, Trial, mutant
 from parity.mutants.running import Status, judge_mutant, judge_mutants, mutant_worker, select_trials
 from parity.mutants.seam import in_batches
 from parity.mutants.trials import exact_trial
@@ -97,6 +97,16 @@ def test_planted_off_by_one_on_llama_cpp_names_session_and_step(name: str, trial
 def run_planted(name: str, trial: Trial) -> Outcome:
     """The outcome of a trial's case on llama.cpp with the fault planted in the worker."""
     return run_case(trial.case, profile=ROW, mutant=name, worker=mutant_worker())
+
+
+def test_function_without_a_docstring_is_no_mutant() -> None:
+    make = mutant(part="self-test", killers=(Killer.BITS,), trials=(exact_trial(cases.mixed("llama")),))
+
+    def unexplained(reach: Reach) -> None:
+        reach()
+
+    with pytest.raises(ValueError, match="mutant unexplained: needs a sentence"):
+        make(unexplained)
 
 
 def test_survivor_is_not_called_killed() -> None:
