@@ -23,6 +23,7 @@ GAUGES = {
     "cells_retired": "KV cells that only keep what ended in order.",
     "ids_retired": "Sequence ids that only keep cells occupied.",
     "slots_used": "Sequence ids of sessions and resident prefixes.",
+    "steps_in_flight": "Steps under way when the latest one was launched, itself included.",
 }
 COUNTERS = {
     "admitted": "Sessions admitted.",
@@ -47,6 +48,8 @@ COUNTERS = {
     "prefix_misses": "Admissions without a hit.",
     "prefix_tokens_saved": "Prompt tokens not computed.",
     "calls": "Native decode calls.",
+    "pipeline_places": "Places for steps in flight, at every launch.",
+    "pipeline_bubbles": "Those of them that held no rows.",
     "engine_failures": "Steps that the engine broke off.",
 }
 TIMES = {

@@ -1,4 +1,4 @@
-"""Every counter of the scheduler's telemetry is shown, with its value."""
+"""Everything that the scheduler's telemetry counts is shown, with its value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from parity.serve.front import Front
 from parity.serve.metrics import SchedulerCollector
-from scheduler.telemetry import COUNTERS
+from scheduler.telemetry import COUNTERS, GAUGES
 from tests.scheduler.serving import OPTIMISTIC, Serving, request
 
 OF_THE_FRONT = ("refused",)  # requests, not sessions: counted where they are answered
@@ -31,6 +31,7 @@ def test_every_counter_is_shown_with_its_value() -> None:
     serving.submit(*[request(name, 3, 6) for name in "abc"])
     serving.run()
     totals, samples = serving.totals.values, shown(serving)
+    assert {f"samebytes_{name}" for name in GAUGES} - set(samples) == {"samebytes_step", "samebytes_now_ms"}
     assert totals["preempted"] > 0 and totals["reclaimed_bytes"] > 0
     for name in COUNTERS:
         if name in OF_THE_FRONT:
