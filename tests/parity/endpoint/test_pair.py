@@ -62,12 +62,14 @@ def test_faulty_build_fails_and_the_prompt_is_named(fault: type[StandIn]) -> Non
     assert "parity replay parity-cases/system-" in check["explanation"]
 
 
+@pytest.mark.nightly
 def test_what_is_not_proved_is_no_pass() -> None:
     code, check = of_servers(OneAtATime(), StandIn())
     assert (code, check["verdict"]) == (ExitCode.UNKNOWN, "unknown")
     assert check["reason"]
 
 
+@pytest.mark.nightly
 def test_main_at_fault_proves_nothing_of_the_candidate() -> None:
     code, check = of_servers(StandIn(), SwapsNeighbours())
     assert code is ExitCode.UNKNOWN
