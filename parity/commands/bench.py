@@ -211,8 +211,8 @@ def report_failures(rows: list[dict[str, Any]]) -> bool:
     for row in rows:
         if row.get("resent"):
             click.echo(
-                f"{row['mix']} {row['prefix']}, {load_of(row)}: {row['resent']} requests were sent again, the "
-                "server had closed a kept-alive connection"
+                f"{row['mix']} {row['prefix']}, {load_of(row)}: {row['resent']} requests were sent again, "
+                "the server had closed a kept-alive connection"
             )
     failed = [row for row in rows if row["failed"]]
     for row in failed:
