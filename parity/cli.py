@@ -67,7 +67,7 @@ def pipes_are_outputs() -> Iterator[None]:
 @click.option(
     "--project",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Folder whose manifests/, splits/ and golden/ add to ours or replace them (default: this one).",
+    help="Folder whose manifests/, splits/ and golden/ add to or replace ours; by default the current one.",
 )
 def commands(project: Path | None) -> None:
     """samebytes: same identity, same bytes. Parity tests for concurrent LLM serving."""

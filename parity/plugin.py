@@ -5,7 +5,9 @@ Thin hooks; what they do lives in the modules that they call.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,6 +15,11 @@ from parity.errors import UsageError
 from parity.models.families import load_families
 from parity.run.under_test import Brought
 from parity.store import REPOSITORY, SHIPPED
+
+if TYPE_CHECKING:
+    from parity.gate.plan import GateJob
+    from parity.gate.result import CheckKind
+    from scheduler.limits import Layout
 
 ON_DEMAND = {
     "quantised": "runs models quantised by llama.cpp itself (slower)",
@@ -116,4 +123,30 @@ def family_params(*names: str) -> list:
     families = load_families()
     return [
         pytest.param(name, marks=getattr(pytest.mark, families[name].marker)) for name in names or families
+    ]
+
+
+@functools.cache
+def gate_jobs(kind: CheckKind) -> tuple[GateJob, ...]:
+    """The jobs of one kind in ``parity gate`` without options: what the suites run is what a merge needs."""
+    from parity.gate.plan import plan_jobs  # not in every test run of a stranger
+    from parity.gate.result import GateOptions
+
+    options = GateOptions(families=tuple(load_families()), is_selection=False, required={})
+    return tuple(job for job in plan_jobs(options) if job.kind is kind)
+
+
+def gate_params(kind: CheckKind, *layouts: Layout) -> list:
+    """Those jobs (of ``layouts``, if any are named) for ``pytest.mark.parametrize("job", ...)``, each under
+    its family's marker.
+    """
+    families = load_families()
+    return [
+        pytest.param(
+            job,
+            marks=getattr(pytest.mark, families[job.family].marker),
+            id="-".join(filter(None, (job.layout.value if layouts else "", job.family, job.split))),
+        )
+        for job in gate_jobs(kind)
+        if not layouts or job.layout in layouts
     ]

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from parity.cases.policy_options import parse_policy_options, policy_option
 from parity.commands.check_endpoint import PAIR_OPTION_NAMES, pair_options, read_extra_body
 from parity.endpoint.check import EndpointOptions, summary_lines
 from parity.endpoint.pair import check_pair
@@ -36,10 +37,13 @@ from parity.report.html import result_to_html
 from parity.report.junit import result_to_junit
 from parity.report.markdown import result_to_markdown
 from parity.run.profiles import provenance, provenance_line
+from scheduler.policies import policy_names
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 NOT_CHOSEN = (CheckKind.MODEL, CheckKind.SYSTEM)  # every run looks at models; --system is an option itself
-OURS = "families required row frozen sessions split_sessions only jobs".split()  # nothing to a pair
+OURS = (
+    "families required row frozen sessions split_sessions only policy policy_options jobs".split()
+)  # nothing to a pair
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.UNKNOWN: "yellow"}
 
 
@@ -78,6 +82,15 @@ COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.UNKNOWN: "yellow"
     help="Run only these kinds of checks (repeatable); the others are unknown, so this never passes.",
 )
 @click.option("--seed", type=int, help="Explore other cases than the derandomised default.")
+@click.option(
+    "--policy",
+    default="fcfs",
+    show_default=True,
+    type=click.Choice(policy_names()),
+    metavar="NAME",
+    help="Scheduling policy of the families' suites.",
+)
+@policy_option
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(min=1), help="Processes.")
 @click.option(
     "--system",
@@ -107,6 +120,8 @@ def command(
     split_sessions: int,
     only: tuple[str, ...],
     seed: int | None,
+    policy: str,
+    policy_options: tuple[str, ...],
     jobs: int,
     json_path: Path | None,
     junit_path: Path | None,
@@ -143,6 +158,8 @@ def command(
         only=tuple(map(CheckKind, only)),
         jobs=jobs,
         seed=seed,
+        policy=policy,
+        policy_options=parse_policy_options(policy, policy_options),
     )
     click.echo(provenance_line(seed))
     result = _run_with_progress(options)

@@ -196,3 +196,7 @@ def protocol_schema() -> dict[str, Any]:
             for side, kinds in (("to_scheduler", TO_SCHEDULER), ("from_scheduler", FROM_SCHEDULER))
         },
     }
+
+
+if __name__ == "__main__":  # python -m parity.protocol.messages > parity/schemas/protocol.schema.json
+    print(json.dumps(protocol_schema(), indent=1))

@@ -41,6 +41,8 @@ from scheduler.records import (
     IterationResult,
     PlannedChunk,
     PolicyIdentity,
+    PreemptionCause,
+    PreemptionReason,
     QueueIntent,
     Refusal,
     Request,
@@ -175,6 +177,8 @@ class IntervalPolicy(Policy):
 class IntervalScheduler(Scheduler):
     """Our loop and memory; the process says who runs which interval, and is told what became of it."""
 
+    overlaps_steps = False  # a question at a time
+
     def __init__(
         self, engine: Engine, steps: StepLimits, peer: Peer, ready: Ready, *, model_digest: str = ""
     ) -> None:
@@ -256,7 +260,7 @@ class PlacingScheduler:
         if not self.ready.preemption or request_id not in self.table.running:
             return False
         if self._flight is not None and request_id in self._flight.views:
-            self._flight.late.setdefault(request_id, "preempt")
+            self._flight.late.setdefault(request_id, PreemptionCause(self._decision, PreemptionReason.ASKED))
             return True
         self._suspend(self.table.views[request_id])
         self._tell(Preempt(session=request_id))
@@ -383,7 +387,7 @@ class PlacingScheduler:
                 self._end(item.request_id, reason, ended)
         self._tell(Result(chunks=_done(chunks), ended=tuple(ended)))
         for name, what in flight.late.items():
-            if what == "preempt" and name in self.table.running:
+            if what != "cancel" and name in self.table.running:
                 self.preempt(name, now_ms)
         return self._close(flight, now_ms)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -132,13 +132,15 @@ def run_suite(
     seed_value: int | None = None,
     tier: Tier = Tier.BITS,
     marks: Iterable[str] | None = None,
+    fixed: Sequence[Case] = (),
     brought: Brought = OURS,
     run: Callable[[Case], Outcome] | None = None,
     failures: Path = FAILURES,
 ) -> SuiteResult:
     """Run generated cases until ``min_sessions`` were compared and every required mark was hit.
 
-    ``seed_value`` None is derandomised: the same cases every time. A failing case is shrunk, written below
+    ``fixed`` cases run before generated ones, as far as they are needed. ``seed_value`` None is
+    derandomised: the same cases every time. A failing case is shrunk, written below
     ``failures`` and explained. Under tier ``bits`` a model without an exact profile, or a user's engine
     without logits, gives *unknown*, with the reason.
     """
@@ -180,7 +182,9 @@ def run_suite(
             raise Failed(outcome.case.family)
 
     under = {"policy": policy, "policy_options": policy_options}
-    wrapped = _generated(one, family, layout, model, under, min_sessions=min_sessions, seed_value=seed_value)
+    wrapped = _generated(
+        one, family, layout, model, under, fixed, min_sessions=min_sessions, seed_value=seed_value
+    )
     try:
         wrapped()
     except (Failed, Flaky):
@@ -228,6 +232,7 @@ def _generated(
     layout: Layout,
     model: str,
     under: Mapping[str, Any],
+    fixed: Sequence[Case],
     *,
     min_sessions: int,
     seed_value: int | None,
@@ -236,8 +241,9 @@ def _generated(
     text: dict = {"tokens": text_prompts(model)} if has_real_vocabulary(model) else {}
     work = {"work_tokens": REAL_WORK_TOKENS} if text else {}
     wrapped = given(cases(family, layout, model=model, **under, **text, **work))(one)
-    for fixed in (edges, landmark):  # the last one decorated runs first
-        wrapped = example(fixed(family, layout, model=model, **under, **text))(wrapped)
+    examples = [make(family, layout, model=model, **under, **text) for make in (landmark, edges)]
+    for case in reversed([*examples, *fixed]):  # the last one decorated runs first
+        wrapped = example(case)(wrapped)
     wrapped = settings(
         max_examples=max(20, min_sessions),
         backend=steady_backend(),
@@ -409,6 +415,8 @@ def run_split_suite(
         seed_value=seed_value,
         tier=tier,
         marks=required_marks(family, layout, f"{family}:{split.row}", OURS, overlaps=True),
+        # Generated cases preempt while a step is in flight too rarely to be relied upon.
+        fixed=(replace(crowd_case(family, split, 1), layout=layout),),
         run=run_across,
         failures=failures,
     )

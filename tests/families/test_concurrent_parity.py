@@ -13,14 +13,13 @@ from parity.cases.strategies import landmark
 from parity.gate.plan import GateJob
 from parity.gate.result import CheckKind
 from parity.models.families import load_family
-from parity.plugin import family_params
+from parity.plugin import family_params, gate_params
 from parity.records import Tier, Verdict
 from parity.run.contained import run_case
 from parity.run.explain import explain_outcome
 from parity.run.under_test import Brought
 from parity.suites.suite import run_suite
 from scheduler.limits import Layout
-from tests.families.gate_jobs import gate_params
 
 
 @pytest.mark.parametrize("job", gate_params(CheckKind.SUITE, Layout.UNIFIED, Layout.STREAMS))

@@ -16,9 +16,8 @@ from parity.golden.cases import PLANS, GoldenMode, golden_path, load_prompts
 from parity.golden.extension import GoldenExtension
 from parity.golden.record import MIN_MARGIN, Golden, find_differences
 from parity.golden.run import run_golden
-from parity.plugin import family_params
+from parity.plugin import family_params, gate_params
 from scheduler.limits import Layout
-from tests.families.gate_jobs import gate_params
 
 MODES = [mode.value for mode in GoldenMode]
 

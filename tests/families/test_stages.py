@@ -18,7 +18,7 @@ from parity.models import resolve_model
 from parity.models.facts import LayerKind, read_facts
 from parity.models.families import Mark, MemoryComponent, load_family
 from parity.models.splits import Split, check_split_legal, load_splits
-from parity.plugin import family_params
+from parity.plugin import family_params, gate_params
 from parity.processes import shared_worker
 from parity.records import Verdict
 from parity.run.contained import run_case
@@ -26,7 +26,6 @@ from parity.run.explain import explain_outcome
 from parity.run.profiles import profile_of
 from parity.suites.states import SAVED_AT
 from parity.suites.suite import MIN_SESSIONS, dense_cases, pinned_splits, run_split_suite
-from tests.families.gate_jobs import gate_params
 
 
 def split_params() -> list:

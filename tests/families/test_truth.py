@@ -17,12 +17,11 @@ from parity.models.families import load_families
 from parity.models.quantise import FILE_TYPES
 from parity.models.tiny.variants import VARIANTS
 from parity.models.vocabulary import BOS
-from parity.plugin import family_params
+from parity.plugin import family_params, gate_params
 from parity.records import Verdict
 from parity.reference import load_weights, run_reference
 from parity.reference.comparison import compare_with_reference
 from parity.suites.truth import PROMPT_TOKENS, WAYS, answers_alone, measure_distances, reference_prompt
-from tests.families.gate_jobs import gate_params
 
 SHORTER = (1, 7, 33, 100)
 FAMILIES = load_families()

@@ -72,7 +72,8 @@ def changed(folder: Path, *pairs: tuple[str, str]) -> str:
 
 
 def test_schema_on_record_is_the_one_of_the_records() -> None:
-    assert load_schema("protocol") == protocol_schema()
+    remedy = "python -m parity.protocol.messages > parity/schemas/protocol.schema.json"
+    assert load_schema("protocol") == protocol_schema(), remedy
 
 
 def test_a_line_is_an_object_with_its_type() -> None:
