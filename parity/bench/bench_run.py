@@ -17,7 +17,8 @@ class RequestRecord:
     count from there, however late ``sent_s`` was: what waits at the client waits too. Where a server sends
     several tokens in one chunk, they arrive together: ``token_times_s`` then repeats a time. ``error`` is set
     for a request that did not end as asked. ``turn`` counts within a conversation, from 0; ``rejected`` is an
-    error that was an answer: the server turned it away.
+    error that was an answer: the server turned it away. ``is_resent``: it was sent a second time, because the
+    server had closed the kept-alive connection of the first.
     """
 
     index: int
@@ -32,6 +33,7 @@ class RequestRecord:
     rejected: bool = False
     client_id: str = "default"
     slo: ServiceLevel = ServiceLevel()
+    is_resent: bool = False
 
     @property
     def is_complete(self) -> bool:

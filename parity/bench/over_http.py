@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -106,18 +107,10 @@ class HttpDriver:
         self._sent += 1
         times_s: list[float] = []
         tokens: list[int] = []
-        error, usage, status = "", None, 0
-        try:
-            async with self._http.stream("POST", "/v1/completions", json=body) as response:
-                status = response.status_code
-                if status != 200:
-                    text = (await response.aread()).decode(errors="replace")
-                    error = f"HTTP {response.status_code}: {text[:200]}"
-                async for line in response.aiter_lines() if not error else _nothing():
-                    if line.startswith("data: ") and line != "data: [DONE]":
-                        usage = self._read_chunk(json.loads(line[6:]), times_s, tokens) or usage
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as failure:
-            error = f"{type(failure).__name__}: {failure}"
+        attempt = await self._attempt(body, times_s, tokens)
+        if is_resent := attempt.may_be_resent:
+            attempt = await self._attempt(body, times_s, tokens)
+        error, usage = attempt.error, attempt.usage
         if not error and usage is not None and usage != len(times_s) and times_s:
             times_s = _spread(times_s, usage)
         if not error and not times_s:
@@ -133,12 +126,36 @@ class HttpDriver:
                 token_times_s=tuple(times_s),
                 end_s=self._now(),
                 error=error,
-                rejected=status in TURNED_AWAY,
+                rejected=attempt.status in TURNED_AWAY,
                 client_id=job.client_id,
                 slo=job.slo,
+                is_resent=is_resent,
             )
         )
         return None if error else job.following(tokens)
+
+    async def _attempt(self, body: dict[str, Any], times_s: list[float], tokens: list[int]) -> _Attempt:
+        """Send the request and note the tokens that come back."""
+        found = _Attempt()
+
+        async def note(event: str, _: Any) -> None:
+            found.is_new_connection |= event.startswith("connection.connect_tcp.")
+
+        try:
+            async with self._http.stream(
+                "POST", "/v1/completions", json=body, extensions={"trace": note}
+            ) as response:
+                found.status = response.status_code
+                if found.status != 200:
+                    text = (await response.aread()).decode(errors="replace")
+                    found.error = f"HTTP {found.status}: {text[:200]}"
+                async for line in response.aiter_lines() if not found.error else _nothing():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        found.usage = self._read_chunk(json.loads(line[6:]), times_s, tokens) or found.usage
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as failure:
+            found.error = f"{type(failure).__name__}: {failure}"
+            found.is_closed = isinstance(failure, httpx.NetworkError | httpx.RemoteProtocolError)
+        return found
 
     def _read_chunk(self, data: dict[str, Any], times_s: list[float], tokens: list[int]) -> int | None:
         """Note the tokens of a chunk; returns the output's length when the chunk states it."""
@@ -150,6 +167,24 @@ class HttpDriver:
             times_s += [self._now()] * count
             tokens += ids or ()
         return (data.get("usage") or {}).get("completion_tokens")
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What came of a request that was sent once. ``is_closed``: the connection ended in the midst of it."""
+
+    error: str = ""
+    usage: int | None = None
+    status: int = 0
+    is_closed: bool = False
+    is_new_connection: bool = False
+
+    @property
+    def may_be_resent(self) -> bool:
+        """Did the server close a kept-alive connection, as it may at any time, before any answer? (RFC 9112,
+        section 9.3.1.)
+        """
+        return self.is_closed and self.status == 0 and not self.is_new_connection
 
 
 def _spread(times_s: list[float], count: int) -> list[float]:

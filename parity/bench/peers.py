@@ -43,13 +43,15 @@ class PeerRow:
     note: str = ""
 
 
-def tokens_per_s(run: BenchRun) -> float:
-    """Output tokens per second; raises ``UsageError`` when a request failed,
-    because then rates mean nothing.
+def tokens_per_s(run: BenchRun, *, of: str = "") -> float:
+    """Output tokens per second; raises ``UsageError`` that names ``of`` when a request failed, because then
+    rates mean nothing.
     """
     failed = [record for record in run.requests if not record.is_complete]
     if failed:
-        raise UsageError(f"{len(failed)} of {len(run.requests)} requests failed", why=failed[0].error)
+        raise UsageError(
+            f"{len(failed)} of {len(run.requests)} requests failed", where=of, why=failed[0].error
+        )
     return sum(record.output_tokens for record in run.completed) / run.duration_s
 
 
@@ -256,10 +258,15 @@ def server_row(
 ) -> PeerRow:
     """Two servers under the same streaming clients, alternating."""
 
-    def rate(url: str, model: str) -> float:
-        return tokens_per_s(HttpDriver(url, model).run_closed(workload.jobs(), concurrency=concurrency))
+    def rate(name: str, url: str, model: str) -> float:
+        run = HttpDriver(url, model).run_closed(workload.jobs(), concurrency=concurrency)
+        return tokens_per_s(run, of=f"{name}, {workload.name} at concurrency {concurrency}")
 
-    measured = alternate(pairs, lambda: rate(ours_url, settings.model), lambda: rate(peer_url, peer_model))
+    measured = alternate(
+        pairs,
+        lambda: rate("parity serve", ours_url, settings.model),
+        lambda: rate(peer_name, peer_url, peer_model),
+    )
     return make_row(settings.model, peer_name, workload, concurrency, measured, "over HTTP")
 
 

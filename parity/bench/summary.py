@@ -77,6 +77,7 @@ def summarise(
         "num_requests": len(run.requests),
         "completed": len(done),
         "failed": len(run.requests) - len(done),
+        "resent": sum(record.is_resent for record in run.requests),
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
         "request_throughput": len(done) / seconds if seconds else None,

@@ -207,7 +207,13 @@ def load_of(row: dict[str, Any]) -> str:
 
 
 def report_failures(rows: list[dict[str, Any]]) -> bool:
-    """Print a line for every row with failed requests; whether there was one."""
+    """Print a line for every row with failed requests, or some that were sent twice; whether any failed."""
+    for row in rows:
+        if row.get("resent"):
+            click.echo(
+                f"{row['mix']} {row['prefix']}, {load_of(row)}: {row['resent']} requests were sent again, "
+                "the server had closed a kept-alive connection"
+            )
     failed = [row for row in rows if row["failed"]]
     for row in failed:
         click.echo(

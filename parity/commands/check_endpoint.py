@@ -16,6 +16,7 @@ from parity.endpoint.check import EndpointOptions, check_and_calibrate, summary_
 from parity.endpoint.connect import KINDS
 from parity.endpoint.judge import SystemTier
 from parity.endpoint.noise import Baseline, load_baseline, save_baseline
+from parity.endpoint.pair import BASELINE_SEEDS
 from parity.errors import ExitCode, UsageError
 from parity.outputs import OUTPUT_FILE, OUTPUT_FOLDER, save_output
 from parity.records import Verdict
@@ -115,10 +116,23 @@ OPTION_NAMES = (
 ).split()
 
 
+# What a pair of servers in one run has no use for: the baseline is the other server, and it runs once.
+NOT_FOR_A_PAIR = ("baseline", "calibrate", "results", "duration_s")
+PAIR_OPTION_NAMES = [name for name in OPTION_NAMES if name not in NOT_FOR_A_PAIR]
+
+
 def endpoint_options(function: Callable) -> Callable:
     """Decorator: the options of a server under test."""
     for option in reversed(_OPTIONS):
         function = option(function)
+    return function
+
+
+def pair_options(function: Callable) -> Callable:
+    """Decorator: those that a pair of servers takes, too."""
+    function = endpoint_options(function)
+    kept = [option for option in function.__click_params__ if option.name not in NOT_FOR_A_PAIR]
+    function.__click_params__ = kept
     return function
 
 
@@ -193,8 +207,8 @@ def find_baseline(source: str, model: str, options: EndpointOptions) -> Baseline
     if not source.startswith(("http://", "https://")):
         return load_baseline(Path(source))
     known: Baseline | None = None
-    for seed in (options.seed, options.seed + 1000, options.seed + 1001):
-        again = replace(options, seed=seed, results=None, tier=None, shrink_runs=0)
+    for more in BASELINE_SEEDS:
+        again = replace(options, seed=options.seed + more, results=None, tier=None, shrink_runs=0)
         found, report, noise = _run_with_progress(source, model, again)
         if found.verdict is Verdict.FAIL:
             raise UsageError(

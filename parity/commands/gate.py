@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from time import monotonic
+from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from parity.cases.policy_options import parse_policy_options, policy_option
-from parity.errors import ExitCode, OutputError
+from parity.commands.check_endpoint import PAIR_OPTION_NAMES, pair_options, read_extra_body
+from parity.endpoint.check import EndpointOptions, summary_lines
+from parity.endpoint.pair import check_pair
+from parity.errors import ExitCode, OutputError, UsageError
 from parity.gate.plan import parse_required
 from parity.gate.result import (
     DEFAULT_SESSIONS,
@@ -20,7 +26,7 @@ from parity.gate.result import (
     GateOptions,
     GateResult,
 )
-from parity.gate.running import run_gate
+from parity.gate.running import located, run_gate
 from parity.models.families import family_names, load_family
 from parity.outputs import OUTPUT_FILE, save_output
 from parity.records import Verdict
@@ -30,10 +36,14 @@ from parity.report.history import gather_histories
 from parity.report.html import result_to_html
 from parity.report.junit import result_to_junit
 from parity.report.markdown import result_to_markdown
-from parity.run.profiles import provenance_line
+from parity.run.profiles import provenance, provenance_line
 from scheduler.policies import policy_names
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
+NOT_CHOSEN = (CheckKind.MODEL, CheckKind.SYSTEM)  # every run looks at models; --system is an option itself
+OURS = (
+    "families required row frozen sessions split_sessions only policy policy_options jobs".split()
+)  # nothing to a pair
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.UNKNOWN: "yellow"}
 
 
@@ -68,7 +78,7 @@ COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.UNKNOWN: "yellow"
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice([kind.value for kind in CheckKind if kind is not CheckKind.MODEL]),
+    type=click.Choice([kind.value for kind in CheckKind if kind not in NOT_CHOSEN]),
     help="Run only these kinds of checks (repeatable); the others are unknown, so this never passes.",
 )
 @click.option("--seed", type=int, help="Explore other cases than the derandomised default.")
@@ -82,6 +92,19 @@ COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.UNKNOWN: "yellow"
 )
 @policy_option
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(min=1), help="Processes.")
+@click.option(
+    "--system",
+    metavar="TARGET",
+    help="Judge this server, nothing of ours: a URL, package.module:factory, or a command line that starts "
+    "one.",
+)
+@click.option(
+    "--baseline",
+    metavar="TARGET",
+    help="With --system: the known-good server, such as the main branch's build, asked in turns with it.",
+)
+@click.option("--model", help="With --system: the model's name at both servers.")
+@pair_options
 @click.option(
     "--json", "json_path", type=OUTPUT_FILE, help="Write the result here (parity/schemas/gate.schema.json)."
 )
@@ -104,11 +127,22 @@ def command(
     junit_path: Path | None,
     markdown_path: Path | None,
     html_path: Path | None,
+    system: str | None,
+    baseline: str | None,
+    model: str | None,
+    **asked: Any,
 ) -> ExitCode:
     """Run everything that a merge needs: families, splits, policies, mutants, goldens.
 
+    With --system and --baseline: what a merge request of a server's own repository needs, both servers in
+    one run. The options from --concurrency on are for these two.
+
     Under GitHub Actions it also annotates the failing tests and adds the summary to the job's page.
     """
+    _check_together(system, baseline, model)
+    if system is not None:
+        result = _pair_result(system, baseline, model, seed or 0, asked)
+        return _report(result, json_path, junit_path, markdown_path, html_path)
     for name in families or family_names():
         load_family(name).row(row)
     known = family_names()
@@ -129,6 +163,75 @@ def command(
     )
     click.echo(provenance_line(seed))
     result = _run_with_progress(options)
+    return _report(result, json_path, junit_path, markdown_path, html_path)
+
+
+def _check_together(system: str | None, baseline: str | None, model: str | None) -> None:
+    """Raises ``UsageError`` for an option that would change nothing, and for half a pair."""
+    context = click.get_current_context()
+    given = {
+        option.name: option.opts[-1]
+        for option in context.command.params
+        if context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
+    }
+    useless = OURS if system is not None else ("baseline", "model", *PAIR_OPTION_NAMES)
+    for name in useless:
+        if name in given:
+            how = "with" if system is not None else "without"
+            raise UsageError(f"{given[name]} {how} --system", why="it would change nothing")
+    if system is not None and (baseline is None or model is None):
+        raise UsageError(
+            "--system without --baseline or --model",
+            why="the candidate is judged by what a known-good server does",
+            todo="name both, for instance the main branch's build",
+        )
+
+
+def _pair_result(system: str, baseline: str, model: str, seed: int, asked: dict[str, Any]) -> GateResult:
+    """One check: the candidate against main."""
+    started = monotonic()
+    options = EndpointOptions(seed=seed, **{**asked, "extra_body": read_extra_body(asked["extra_body"])})
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("answers", total=None)
+        found = check_pair(
+            system,
+            baseline,
+            model,
+            options,
+            lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    lines = list(summary_lines(found.candidate)) if found.candidate else []
+    seconds = round(monotonic() - started, 1)
+    check = GateCheck(
+        kind=CheckKind.SYSTEM,
+        name=f"system: {model}, {system} against {baseline}",
+        verdict=found.verdict,
+        reason=found.reason,
+        explanation="\n".join(lines),
+        seconds=seconds,
+    )
+    click.echo("\n".join([check.headline, *(f"  {line}" for line in lines)]))
+    selection = GateOptions(
+        families=(), is_selection=True, required={}, only=(CheckKind.SYSTEM,), jobs=1, seed=seed
+    )
+    return GateResult(
+        options=selection,
+        provenance=provenance(seed=seed),
+        checks=(located(check),),
+        models={},
+        seconds=seconds,
+    )
+
+
+def _report(
+    result: GateResult,
+    json_path: Path | None,
+    junit_path: Path | None,
+    markdown_path: Path | None,
+    html_path: Path | None,
+) -> ExitCode:
+    """Write what was asked for, say the verdict."""
     if json_path is not None:
         save_output(json_path, result_to_json(result))
     if junit_path is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ def command(
     lengths = whole_numbers(input_lens, where="--input-lens")
     click.echo(provenance_line(seed))
     rows: list[peers.PeerRow] = []
-    with Console(stderr=True).status("starting") as status:
+    with _kept(rows, json_path), Console(stderr=True).status("starting") as status:
         for kind in dict.fromkeys(kinds or ("raw",)):
             if kind == "layouts":
                 workloads = [peers.workload_of(n, output_len, 1, seed) for n in lengths]
@@ -95,12 +95,22 @@ def command(
             ]
             if kind == "raw":
                 rows += raw_rows(settings, works, pairs, ticks)
-            else:
-                rows += server_rows(settings, works, pairs, llama_server, peer_url, peer_model or model)
-    Console(width=150).print(rows_table(rows))
-    if json_path is not None:
-        save_output(json_path, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+                continue
+            for row in server_rows(settings, works, pairs, llama_server, peer_url, peer_model or model):
+                rows.append(row)
     return ExitCode.PASS
+
+
+@contextlib.contextmanager
+def _kept(rows: list[peers.PeerRow], json_path: Path | None) -> Iterator[None]:
+    """Show and write ``rows`` at the end, those that were finished also when a later one failed."""
+    try:
+        yield
+    finally:
+        if rows:
+            Console(width=150).print(rows_table(rows))
+        if json_path is not None:
+            save_output(json_path, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
 def with_room(settings: EngineSettings, most: int) -> EngineSettings:
@@ -126,8 +136,8 @@ def server_rows(
     binary: Path | None,
     peer_url: str | None,
     peer_model: str,
-) -> list[peers.PeerRow]:
-    """A row per workload against another server. Raises ``UsageError``."""
+) -> Iterator[peers.PeerRow]:
+    """A row per workload against another server, each as it is finished. Raises ``UsageError``."""
     if (binary is None) == (peer_url is None):
         raise UsageError(
             "--against server needs one of --llama-server and --peer-url",
@@ -143,8 +153,8 @@ def server_rows(
             command = peers.llama_server_command(binary, settings, port)
             peer_url = stack.enter_context(peers.running_server(command, f"http://127.0.0.1:{port}"))
         name = "llama-server" if binary is not None else peer_url
-        return [
-            peers.server_row(
+        for workload, n in works:
+            yield peers.server_row(
                 settings,
                 workload,
                 n,
@@ -154,8 +164,6 @@ def server_rows(
                 peer_name=name,
                 peer_model=peer_model,
             )
-            for workload, n in works
-        ]
 
 
 def rows_table(rows: list[peers.PeerRow]) -> Table:

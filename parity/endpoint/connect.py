@@ -23,9 +23,8 @@ async def connect(target: str, access: EndpointAccess, *, kind: str = "auto") ->
     empty) and makes a ``SystemUnderTest``. ``auto`` asks a llama-server and an SGLang by their own
     interfaces, all others by OpenAI's. Raises ``UsageError``.
     """
-    if not target.startswith(("http://", "https://")) and ":" in target and "/" not in target:
-        if not target.rpartition(":")[2].isdigit():
-            return await _from_factory(target, access)
+    if names_factory(target):
+        return await _from_factory(target, access)
     if kind == "auto":
         kind = "openai" if access.chat else await _find_kind(access)
     if kind == "llama-server":
@@ -33,6 +32,12 @@ async def connect(target: str, access: EndpointAccess, *, kind: str = "auto") ->
     if kind == "sglang":
         return SglangSystem(access)
     return OpenAiSystem(access)
+
+
+def names_factory(target: str) -> bool:
+    """Is it ``package.module:factory``, and no address?"""
+    module, colon, name = target.partition(":")
+    return bool(colon) and name.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
 async def _find_kind(access: EndpointAccess) -> str:

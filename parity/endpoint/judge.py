@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -71,6 +71,11 @@ class Fault:
     @property
     def weight(self) -> float:
         return math.inf if math.isinf(self.size) else self.size / max(self.limit, 1e-9)
+
+
+def in_report_order(faults: Iterable[Fault]) -> list[Fault]:
+    """Those that name a prompt first, clearest first: a prompt can be asked again, a rate cannot."""
+    return sorted(faults, key=lambda f: (f.question is None, -f.weight, f.round, f.session or 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -460,7 +465,7 @@ def _counts(
 
 def _decide(found: Judgement, *, equal_bits: bool, equal_output: bool, baseline: Baseline | None) -> None:
     """Which tier is reached, and the verdict."""
-    found.faults.sort(key=lambda fault: (-fault.weight, fault.round, fault.session or 0))
+    found.faults = in_report_order(found.faults)
     limit = found.limit
     largest = max((s.distance for s in found.samples), default=0.0)
     shown = not found.logprobs

@@ -124,16 +124,16 @@ def later_questions(
     ]
     rng.shuffle(usable)
     parts = max(1, len(usable) // 6)
-    turns, leavers, stops = usable[: 2 * parts], usable[2 * parts : 3 * parts], usable[3 * parts : 5 * parts]
+    turns, leavers, rest = usable[: 2 * parts], usable[2 * parts : 3 * parts], usable[3 * parts :]
     for index in turns:
         found.append(_go_on(asked[index], answers[index], ids[index], rng, None))
     for index in leavers:
         left[len(found)] = index
         found.append(_go_on(asked[index], answers[index], ids[index], rng, 3))
-    for index in stops:
-        if stop := _stop_string(answers[index].choices[0].text):
-            found.append(replace(asked[index], stop=(stop,), kind="stop"))
-    return found, left
+    # Few answers of a model that writes bytes hold a text to stop at, so all are looked through.
+    stops = ((index, _stop_string(answers[index].choices[0].text)) for index in (*rest, *turns, *leavers))
+    met = [replace(asked[index], stop=(stop,), kind="stop") for index, stop in stops if stop]
+    return found + met[: 2 * parts], left
 
 
 def _go_on(

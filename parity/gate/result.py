@@ -24,6 +24,7 @@ class CheckKind(StrEnum):
     TRUTH = "truth"  # answers are right, up to what rounding can do
     POLICIES = "policies"  # every policy keeps its promises
     MUTANTS = "mutants"  # every planted fault is noticed
+    SYSTEM = "system"  # a server against a known-good one, both in this run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from parity.gate.result import CheckKind, GateCheck, GateResult
 from parity.records import Verdict
 from scheduler.limits import Layout
 
+OF_NO_FAMILY = (CheckKind.POLICIES, CheckKind.MUTANTS, CheckKind.SYSTEM)
 SIGNS = {Verdict.PASS: "✅ pass", Verdict.FAIL: "❌ **fail**", Verdict.UNKNOWN: "❔ **unknown**"}
 
 
@@ -89,7 +90,7 @@ def _distance_table(result: GateResult) -> list[str]:
 
 
 def _other_checks(result: GateResult) -> list[str]:
-    shown = [check for check in result.checks if check.kind in (CheckKind.POLICIES, CheckKind.MUTANTS)]
+    shown = [check for check in result.checks if check.kind in OF_NO_FAMILY]
     lines = [""] if shown else []
     for check in shown:
         marks = ", ".join(f"{count} {mark}" for mark, count in check.marks.items())

@@ -188,6 +188,21 @@ def test_callers_scheduler_and_engine_run_the_machine_and_the_familys_suites() -
     assert all("--scheduler $SCHEDULER" in words[-1] for words in lines)
 
 
+def test_callers_pair_of_servers_is_one_command_and_nothing_named_is_red() -> None:
+    path = REPOSITORY / ".github/workflows/parity.yml"
+    (line,) = [words for words in commands(path) if "--system" in words]
+    given = dict(zip(line[2:-1:2], line[3::2], strict=True))
+    assert (given["--system"], given["--baseline"], given["--model"]) == ("$SYSTEM", "$BASELINE", "$MODEL")
+    conditions = {name: job["if"] for name, job in jobs(path).items()}
+    assert conditions == {
+        "asked": "inputs.family == '' && inputs.system == ''",
+        "gate": "inputs.family != ''",
+        "system": "inputs.system != ''",
+    }
+    (step,) = jobs(path)["asked"]["steps"]
+    assert subprocess.run(["bash", "-e", "-c", step["run"]], capture_output=True, check=False).returncode == 1
+
+
 def check_options(name: str, words: list[str]) -> None:
     """Assert that the subcommand ``name`` has the options among ``words``."""
     command = importlib.import_module(f"parity.commands.{name}").command

@@ -57,6 +57,18 @@ def test_later_questions_go_on_with_what_was_answered() -> None:
     assert all(q.stop and q.stop[0] in "abcdefgh0123456789 xyz" for q in later if q.kind == "stop")
 
 
+def test_stop_string_is_looked_for_in_every_answer() -> None:
+    """A model that writes bytes seldom gives a text to stop at; one such answer is found wherever it is."""
+    asked = questions()
+    plain = [i for i, q in enumerate(asked) if q.n == 1 and q.kind in ("plain", "tree", "twin")]
+    assert len(plain) > 6
+    for wanted in plain:
+        texts = ["abcdefgh xyz" if i == wanted else "\u00e9\u00df" * 6 for i in range(24)]
+        answers = [Answer(choices=(Choice(text=text, finish_reason="length"),)) for text in texts]
+        later, _ = later_questions(asked, answers, seed=0, ids=[None] * 24)
+        assert [q.prompt for q in later if q.kind == "stop"] == [asked[wanted].prompt]
+
+
 def drawn(number: int, **changed: object) -> tuple[SystemCase, list[int | None]]:
     asked = questions()
     settings = {"concurrency": 8, "disconnects": 3, "facts": RICH, "chat": False, "stream": True, **changed}

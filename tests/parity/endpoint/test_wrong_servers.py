@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parity.endpoint.judge import SystemTier
+from parity.endpoint.judge import Fault, SystemTier, in_report_order
 from parity.endpoint.noise import Baseline
 from parity.records import Verdict
 from tests.parity.endpoint.conftest import Rounded, check
@@ -83,3 +83,10 @@ def test_whole_answers_prove_no_concurrency() -> None:
     found, _, _ = check(StandIn, stream=False)
     assert found.verdict is Verdict.UNKNOWN
     assert "nothing shows that two sessions ever ran together" in found.unproved
+
+
+def test_fault_that_names_a_prompt_stands_before_a_rate() -> None:
+    rate = Fault(kind="too often", text="9 of 10 questions")
+    small = Fault(kind="distance", text="a little", question=3, size=0.3, limit=0.2)
+    large = Fault(kind="distance", text="much", question=7, size=2.9, limit=0.2)
+    assert in_report_order([rate, small, large]) == [large, small, rate]
