@@ -95,6 +95,15 @@ class SuiteResult:
             inexact=inexact,
         )
 
+    def note_time_is_up(self, missing: tuple[str, ...], min_sessions: int) -> None:
+        """Say what was not reached. Without a mark, or without any session, nothing is known."""
+        if missing or not self.sessions:
+            self.verdict = Verdict.merge((self.verdict, Verdict.UNKNOWN))
+        if missing or self.sessions < min_sessions:
+            marks = f", never {', '.join(missing)}" if missing else ""
+            told = f"time was up after {self.sessions} of {min_sessions} sessions{marks}"
+            self.reason = "; ".join(filter(None, (self.reason, told)))
+
     def to_data(self) -> dict:
         """JSON-able form."""
         return {
@@ -120,6 +129,12 @@ class Failed(AssertionError):
     """A case failed; the suite ends."""
 
 
+class Enough(BaseException):
+    """Enough was compared, or time is up: nothing more is drawn. No ``Exception``, which Hypothesis would
+    take for a failure of the case.
+    """
+
+
 def run_suite(
     family: str,
     layout: Layout,
@@ -135,27 +150,37 @@ def run_suite(
     brought: Brought = OURS,
     run: Callable[[Case], Outcome] | None = None,
     failures: Path = FAILURES,
+    until: float | None = None,
+    on_case: Callable[[SuiteResult], None] = lambda result: None,
 ) -> SuiteResult:
     """Run generated cases until ``min_sessions`` were compared and every required mark was hit.
 
     ``seed_value`` None is derandomised: the same cases every time. A failing case is shrunk, written below
     ``failures`` and explained. Under tier ``bits`` a model without an exact profile, or a user's engine
     without logits, gives *unknown*, with the reason.
+
+    After ``until`` (seconds of the system's monotonic clock) no further case begins; marks that were not hit
+    by then make the suite *unknown*. ``on_case`` is told of the result so far, first before the self-test.
     """
     started = monotonic()
     model = model or family
+    result = SuiteResult(family, layout, model, brought=brought)
+    on_case(result)
     overlaps = steps_in_flight > 1
     if marks is None:
         marks = required_marks(family, layout, model, brought, overlaps=overlaps)
     # A brought scheduler is judged by its own schedule, of which there is no fcfs to compare with.
-    by_policy = policy != BASELINE and not brought.scheduler
+    by_policy = policy != BASELINE and not (brought.scheduler or brought.scheduler_command)
     required = (*marks, *((POLICY_MATTERED,) if by_policy else ()))
-    result = SuiteResult(family, layout, model, brought=brought, required=required)
+    result.required = required
     why_no_bits = brought.why_no_bits() if brought.engine else profile_of(model).reason
     failing: list[Outcome] = []
 
+    def is_late() -> bool:
+        return until is not None and monotonic() >= until
+
     def enough() -> bool:
-        return result.sessions >= min_sessions and all(result.marks[mark] for mark in required)
+        return is_late() or result.sessions >= min_sessions and all(result.marks[mark] for mark in required)
 
     def judged(case: Case) -> Outcome:
         outcome = run_case(case, brought=brought) if run is None else run(case)
@@ -169,12 +194,15 @@ def run_suite(
 
     def one(case: Case) -> None:
         case = replace(case, steps_in_flight=steps_in_flight)
-        if failing and case != failing[0].case or not failing and enough():
+        if not failing and enough():
+            raise Enough
+        if failing and case != failing[0].case:
             return
         outcome = judged(case)
         if not failing:
             result.add(outcome)
             note_policy(case)
+            on_case(result)
         if outcome.verdict is Verdict.FAIL:
             failing.append(outcome)
             raise Failed(outcome.case.family)
@@ -183,6 +211,8 @@ def run_suite(
     wrapped = _generated(one, family, layout, model, under, min_sessions=min_sessions, seed_value=seed_value)
     try:
         wrapped()
+    except Enough:
+        pass
     except (Failed, Flaky):
         if not failing:
             raise  # a bug of ours, not a case that failed
@@ -191,7 +221,12 @@ def run_suite(
         counts = ", ".join(f"{count} {change}" for change, count in sorted(result.changes.items()))
         result.explanation = f"sessions with a changed token: {counts}\n{result.explanation}".rstrip()
     result.findings += contradicted(result.marks, brought.capabilities)
+    late = result.missing if is_late() and not failing else ()
+    if late:
+        result.required = tuple(mark for mark in required if mark not in late)
     result.verdict, result.reason = result.judge(tier, inexact=why_no_bits)
+    if is_late() and not failing:
+        result.note_time_is_up(late, min_sessions)
     result.seconds = monotonic() - started
     return result
 
