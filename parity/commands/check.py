@@ -127,6 +127,10 @@ def command(
         )
     if tier is not None and tier not in [known.value for known in Tier]:
         raise UsageError(f"--tier {tier} without --endpoint", why="our own engine is exact")
+    if scheduler_command is not None and steps_in_flight > 1:
+        raise UsageError(
+            "--steps-in-flight with --scheduler-command", why="it is asked for one step at a time"
+        )
     chosen = choose_families(families, model)
     brought = Brought(scheduler=scheduler, engine=engine, scheduler_command=scheduler_command)
     suites = [(name, layout) for name in chosen for layout in choose_layouts(layouts, brought)]

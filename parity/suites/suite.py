@@ -4,6 +4,7 @@ compared; shrunk when one fails.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +14,6 @@ from time import monotonic
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, example, given, seed, settings
-from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import Flaky
 
 from parity.cases.files import save_failing_case
@@ -31,7 +31,7 @@ from parity.run.explain import explain_outcome
 from parity.run.profiles import profile_of
 from parity.run.runner import BASELINE, policy_mattered
 from parity.run.under_test import OURS, Brought, Capabilities
-from parity.store import REPOSITORY
+from parity.store import cache_dir
 from scheduler.limits import Layout
 from scheduler.records import SamplingParams
 
@@ -208,7 +208,11 @@ def run_suite(
             raise Failed(outcome.case.family)
 
     under = {"policy": policy, "policy_options": policy_options}
+    memory = None if seed_value is None else failures_folder(family, layout, model, brought)
+    remembered = [] if memory is None else [read_known(path) for path in sorted(memory.glob("*.json"))]
     wrapped = _generated(one, family, layout, model, under, min_sessions=min_sessions, seed_value=seed_value)
+    for case in filter(None, remembered):
+        wrapped = example(case)(wrapped)  # the last one decorated runs first
     try:
         wrapped()
     except Enough:
@@ -217,6 +221,11 @@ def run_suite(
         if not failing:
             raise  # a bug of ours, not a case that failed
         _keep_failure(result, failing[0], judged, failures)
+        if memory is not None:
+            save_failing_case(result.failure.case, memory)
+    all_passed = memory is not None and not failing and not is_late()
+    for path in memory.glob("*.json") if all_passed else ():
+        path.unlink()  # what failed once passes now
     if result.changes:
         counts = ", ".join(f"{count} {change}" for change, count in sorted(result.changes.items()))
         result.explanation = f"sessions with a changed token: {counts}\n{result.explanation}".rstrip()
@@ -278,7 +287,7 @@ def _generated(
         backend=steady_backend(),
         deadline=None,
         derandomize=seed_value is None,
-        database=_database(seed_value),
+        database=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a failing explicit example is never shrunk
         print_blob=False,
@@ -305,11 +314,21 @@ def _keep_failure(
         result.explanation = f"not reproducible: it passed when it ran again\n{result.explanation}"
 
 
-def _database(seed_value: int | None) -> DirectoryBasedExampleDatabase | None:
-    """A campaign remembers what failed; the derandomised run explores nothing and keeps nothing."""
-    return (
-        None if seed_value is None else DirectoryBasedExampleDatabase(REPOSITORY / ".hypothesis" / "examples")
-    )
+def failures_folder(family: str, layout: Layout, model: str, brought: Brought) -> Path:
+    """Where a suite with a seed remembers what failed, to try it first the next time: one folder for each
+    family, layout, model and brought part.
+    """
+    who = hashlib.blake2b(f"{model}{brought.options}".encode(), digest_size=6).hexdigest()
+    return cache_dir("failures", f"{family}-{layout.value}-{who}")
+
+
+def read_known(path: Path) -> Case | None:
+    """A case that failed before; None, and forgotten, if an earlier version wrote it otherwise."""
+    try:
+        return Case.from_json(path.read_text(encoding="utf-8"), where=str(path))
+    except (UsageError, ValueError):
+        path.unlink()
+        return None
 
 
 # -- Suites across stages: generated concurrent cases on every pinned split, each session
