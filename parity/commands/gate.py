@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from parity.cases.policy_options import parse_policy_options, policy_option
 from parity.errors import ExitCode, OutputError
 from parity.gate.plan import parse_required
 from parity.gate.result import (
@@ -30,6 +31,7 @@ from parity.report.html import result_to_html
 from parity.report.junit import result_to_junit
 from parity.report.markdown import result_to_markdown
 from parity.run.profiles import provenance_line
+from scheduler.policies import policy_names
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"
 COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.UNKNOWN: "yellow"}
@@ -70,6 +72,15 @@ COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.UNKNOWN: "yellow"
     help="Run only these kinds of checks (repeatable); the others are unknown, so this never passes.",
 )
 @click.option("--seed", type=int, help="Explore other cases than the derandomised default.")
+@click.option(
+    "--policy",
+    default="fcfs",
+    show_default=True,
+    type=click.Choice(policy_names()),
+    metavar="NAME",
+    help="Scheduling policy of the families' suites.",
+)
+@policy_option
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(min=1), help="Processes.")
 @click.option(
     "--json", "json_path", type=OUTPUT_FILE, help="Write the result here (parity/schemas/gate.schema.json)."
@@ -86,6 +97,8 @@ def command(
     split_sessions: int,
     only: tuple[str, ...],
     seed: int | None,
+    policy: str,
+    policy_options: tuple[str, ...],
     jobs: int,
     json_path: Path | None,
     junit_path: Path | None,
@@ -111,6 +124,8 @@ def command(
         only=tuple(map(CheckKind, only)),
         jobs=jobs,
         seed=seed,
+        policy=policy,
+        policy_options=parse_policy_options(policy, policy_options),
     )
     click.echo(provenance_line(seed))
     result = _run_with_progress(options)

@@ -58,7 +58,14 @@ def _check(job: GateJob, verdict: Verdict, **evidence: Any) -> GateCheck:
 
 def _run_suite(job: GateJob) -> GateCheck:
     result = run_suite(
-        job.family, job.layout, model=job.model, min_sessions=job.sessions, seed_value=job.seed, tier=job.tier
+        job.family,
+        job.layout,
+        model=job.model,
+        policy=job.policy,
+        policy_options=job.policy_options,
+        min_sessions=job.sessions,
+        seed_value=job.seed,
+        tier=job.tier,
     )
     return suite_check(job, result)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from parity.cases.policy_options import PolicyOptions
 from parity.errors import UsageError
 from parity.gate.result import CheckKind, GateCheck, GateOptions
 from parity.models import resolve_model
@@ -26,6 +27,8 @@ class GateJob:
     tier: Tier = Tier.BITS
     sessions: int = 0
     seed: int | None = None
+    policy: str = "fcfs"
+    policy_options: PolicyOptions = ()
 
 
 def parse_required(words: tuple[str, ...], *, known: list[str], chosen: tuple[str, ...]) -> dict[str, Tier]:
@@ -106,6 +109,8 @@ def _family_jobs(family: Family, options: GateOptions) -> list[GateJob]:
             name=f"{family.name} {layout.value}",
             layout=layout,
             sessions=options.sessions,
+            policy=options.policy,
+            policy_options=options.policy_options,
             **settings,
         )
         for layout in Layout

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from parity.cases.policy_options import PolicyOptions
 from parity.records import Divergence, Provenance, Tier, Verdict
 from parity.suites.truth import Distance
 
@@ -28,7 +29,7 @@ class CheckKind(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateOptions:
     """What a gate run is asked for. ``required`` maps a family to the tier that its sessions must reach;
-    ``only`` names the kinds of checks to run, none for all.
+    ``only`` names the kinds of checks to run, none for all; ``policy`` with its options schedules the suites.
     """
 
     families: tuple[str, ...]
@@ -41,6 +42,8 @@ class GateOptions:
     only: tuple[CheckKind, ...] = ()
     jobs: int = 2
     seed: int | None = None
+    policy: str = "fcfs"
+    policy_options: PolicyOptions = ()
 
     def tier_of(self, family: str) -> Tier:
         """Bits, unless the family is required to reach bytes only."""

@@ -7,9 +7,11 @@ that shares, preempts and cancels.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from parity.cases.files import load_case
@@ -17,7 +19,8 @@ from parity.cases.strategies import landmark
 from parity.engines.numerics import ROW, NumericsProfile
 from parity.errors import UsageError
 from parity.gate.result import CheckKind, GateCheck, GateResult
-from parity.history import Run, TraceStep, session_index
+from parity.history import Answer, Run, TraceStep, session_index
+from parity.plain_data import read_record
 from parity.processes import WorkerDied, shared_worker
 from parity.records import Case
 from parity.run.judge import question
@@ -34,28 +37,18 @@ from parity.run.runner import (
 from parity.run.under_test import OURS, Brought
 from scheduler.engine import PAD_ROW
 from scheduler.limits import Layout
-from scheduler.records import IntentKind, Phase
+from scheduler.records import IntentKind
 
 PICTURED = (Layout.UNIFIED.value, Layout.STOCK.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """One run, for drawing.
-
-    ``chunks``: (step, session, start, stop, is_prefill), start and stop in the session's positions.
-    ``tokens``: (step, session, status), status 0 bit-identical, 1 other bits, 2 another token. ``cells``:
-    (step, session, cell) of every row of stage 0 that was placed by us. ``ends``: (session, step, reason).
-    """
+    """One run of the gate's page: ``view`` is what there is to draw; without one, ``problem`` says why."""
 
     title: str
     check: str
-    steps: int
-    sessions: int
-    chunks: tuple[tuple[int, int, int, int, bool], ...] = ()
-    tokens: tuple[tuple[int, int, int], ...] = ()
-    cells: tuple[tuple[int, int, int], ...] = ()
-    ends: tuple[tuple[int, int, str], ...] = ()
+    view: TraceView | None = None
     problem: str = ""
 
 
@@ -83,72 +76,24 @@ def _of_check(check: GateCheck) -> History:
     try:
         case = load_case(Path(check.case_file))
     except UsageError as error:
-        return History(title=title, check=check.name, steps=0, sessions=0, problem=error.line)
+        return History(title=title, check=check.name, problem=error.line)
     return run_history(case, title=title, check=check.name)
 
 
 def run_history(case: Case, *, title: str, check: str) -> History:
-    """Run a case contained and return its history; what keeps it from running is its ``problem``."""
+    """Run a case contained, beside each session alone; what keeps it from running is its ``problem``."""
     try:
-        profile = profile_of(case.model).profile
-        answer = shared_worker(profile.environment).call(
-            "parity.report.history:record_history_here",
-            {"case": case.to_json(), "profile": profile.to_json()},
-        )
+        return History(title=title, check=check, view=_look(case, alone=True))
     except (WorkerDied, UsageError, RuntimeError) as error:
-        return History(title=title, check=check, steps=0, sessions=len(case.sessions), problem=str(error))
-    rows = {key: tuple(map(tuple, answer[key])) for key in ("chunks", "tokens", "cells", "ends")}
-    return History(title=title, check=check, steps=answer["steps"], sessions=len(case.sessions), **rows)
+        return History(title=title, check=check, problem=str(error))
 
 
-def record_history_here(arguments: dict[str, Any]) -> dict[str, Any]:
-    """In the worker: run the case once and flatten its trace."""
-    case = Case.from_json(arguments["case"])
-    profile = NumericsProfile.from_json(arguments["profile"])
-    runner, family, file = process_runner(1), known_family(case.family), known_model(case.model)
-    layout_profile = profile.for_layout(case.layout)
-    engine = runner.engine(case, file, family, layout_profile)
-    run = runner.attempt(case, engine, family, layout_profile, file)
-    oracle = runner.oracle(case, file, family, profile if case.layout is Layout.STOCK else layout_profile)
-    chunks, cells, last = [], [], {}
-    for traced in run.trace:
-        flight = traced.flight
-        for index, chunk in enumerate(flight.plan.chunks):
-            session = session_index(chunk.request_id)
-            last[session] = traced.step
-            is_prefill = flight.views[chunk.request_id].phase_at(chunk.start) is Phase.PREFILL
-            chunks.append([traced.step, session, chunk.start, chunk.stop, is_prefill])
-            rows = range(flight.batch.offsets[index], flight.batch.offsets[index + 1])
-            cells += [
-                [traced.step, session, cell]
-                for call in (flight.batch.stages or ((),))[0]
-                for row, cell in zip(call.rows, call.cells, strict=True)
-                if row != PAD_ROW and row in rows and cell >= 0
-            ]
-    tokens = []
-    for session, steps in sorted(run.emitted_at.items()):
-        solo, answer = oracle.solo(question(case, session)), run.answers.get(session)
-        for index, step in enumerate(steps):
-            if answer is None or index >= len(answer.tokens) or index >= len(solo.tokens):
-                continue
-            status = (
-                2
-                if answer.tokens[index] != solo.tokens[index]
-                else int(answer.digests[index] != solo.digests[index])
-            )
-            tokens.append([step, session, status])
-    ends = [
-        [session, last.get(session, 0), completion.reason.value]
-        for session, completion in sorted(run.completions.items())
-    ]
-    steps = max((record.step for record in run.records), default=0) + 1
-    return {
-        "steps": max([steps, *(row[0] + 1 for row in chunks)]),
-        "chunks": chunks,
-        "tokens": tokens,
-        "cells": cells,
-        "ends": ends,
-    }
+class Parity(StrEnum):
+    """A generated token beside the one of the session alone."""
+
+    IDENTICAL = "identical"  # to the bits of its logits
+    BITS = "bits"  # the same token, other logits
+    TOKEN = "token"  # another token
 
 
 # -- What a picture of a run shows, flat enough to come out of a worker process as JSON.
@@ -156,7 +101,11 @@ def record_history_here(arguments: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """Rows ``[start, stop)`` of one session in one step; ``phase`` is prefill, decode or rebuild."""
+    """Rows ``[start, stop)`` of one session in one step; ``phase`` is prefill, decode or rebuild.
+
+    ``cells``: where the rows lay in stage 0, as far as we placed them. ``parity``: what the token of this
+    step is beside the session alone, if anybody looked: a value of ``Parity``.
+    """
 
     step: int
     session: int
@@ -165,6 +114,8 @@ class Bar:
     phase: str
     emitted: bool
     completed: bool
+    cells: tuple[int, ...] = ()
+    parity: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +183,7 @@ class TraceView:
     @property
     def steps(self) -> int:
         """Number of steps, at least 1."""
-        return max([1, *(gauge.step + 1 for gauge in self.gauges)])
+        return max([1, *(gauge.step + 1 for gauge in self.gauges), *(bar.step + 1 for bar in self.bars)])
 
     def to_data(self) -> dict[str, Any]:
         """JSON-able form."""
@@ -241,19 +192,7 @@ class TraceView:
     @staticmethod
     def from_data(data: dict[str, Any]) -> TraceView:
         """What ``to_data`` made, after JSON."""
-        lanes = tuple(
-            Lane(**{**lane, "suspensions": tuple(map(tuple, lane["suspensions"]))}) for lane in data["lanes"]
-        )
-        return TraceView(
-            **{
-                **data,
-                "lanes": lanes,
-                "bars": tuple(Bar(**bar) for bar in data["bars"]),
-                "marks": tuple(Mark(**mark) for mark in data["marks"]),
-                "gauges": tuple(Gauge(**gauge) for gauge in data["gauges"]),
-                "notes": tuple(data["notes"]),
-            }
-        )
+        return read_record(TraceView, data)
 
 
 # -- Reads a picture's data off a run, on the exact engine here or on llama.cpp in a worker process.
@@ -268,11 +207,8 @@ def view_of_real_run(case: Case, brought: Brought = OURS) -> TraceView:
     """Run on llama.cpp, or with what a user brings, contained. Raises ``UsageError`` when the process dies or
     there is no model.
     """
-    check_case(case)
-    profile = ROW if brought.engine else profile_of(case.model).profile
-    arguments = {"case": case.to_json(), "profile": profile.to_json(), **brought.parts}
     try:
-        data = shared_worker(profile.environment).call("parity.report.history:collect_here", arguments)
+        return _look(case, brought)
     except WorkerDied as death:
         raise UsageError(
             "the case ended its process",
@@ -280,6 +216,16 @@ def view_of_real_run(case: Case, brought: Brought = OURS) -> TraceView:
             why=death.reason,
             todo="look at it with --engine exact",
         ) from death
+
+
+def _look(case: Case, brought: Brought = OURS, *, alone: bool = False) -> TraceView:
+    """Run on llama.cpp in a worker, with ``alone`` also each session alone. Raises ``WorkerDied``,
+    ``UsageError`` or ``CallFailed``.
+    """
+    check_case(case)
+    profile = ROW if brought.engine else profile_of(case.model).profile
+    arguments = {"case": case.to_json(), "profile": profile.to_json(), "alone": alone, **brought.parts}
+    data = shared_worker(profile.environment).call("parity.report.history:collect_here", arguments)
     return TraceView.from_data(data)
 
 
@@ -293,13 +239,35 @@ def collect_here(arguments: dict[str, Any]) -> dict[str, Any]:
     layout_profile = profile.for_layout(case.layout)
     engine = runner.engine(case, file, family, layout_profile)
     run = runner.attempt(case, engine, family, layout_profile, file, brought.scheduler_factory)
-    return trace_of(run, engine=f"llama.cpp, {file.path.name}").to_data()
+    found: dict[tuple[int, int], Parity] = {}
+    if arguments["alone"]:
+        measured = case.layout is Layout.STOCK
+        oracle = runner.oracle(case, file, family, profile if measured else layout_profile)
+        found = parity_of(run, lambda session: oracle.solo(question(case, session)))
+    return trace_of(run, engine=f"llama.cpp, {file.path.name}", parity=found).to_data()
 
 
-def trace_of(run: Run, *, engine: str) -> TraceView:
-    """Flatten a run."""
+def parity_of(run: Run, alone: Callable[[int], Answer]) -> dict[tuple[int, int], Parity]:
+    """By (step, session): each generated token that both the run and the session alone gave."""
+    found = {}
+    for session, steps in sorted(run.emitted_at.items()):
+        answer = run.answers.get(session)
+        if answer is None:
+            continue
+        solo = alone(session)
+        both = zip(steps, answer.tokens, answer.digests, solo.tokens, solo.digests, strict=False)
+        for step, token, digest, solo_token, solo_digest in both:
+            same = Parity.IDENTICAL if digest == solo_digest else Parity.BITS
+            found[step, session] = same if token == solo_token else Parity.TOKEN
+    return found
+
+
+def trace_of(
+    run: Run, *, engine: str, parity: Mapping[tuple[int, int], Parity] = MappingProxyType({})
+) -> TraceView:
+    """Flatten a run; ``parity`` is what ``parity_of`` found."""
     case = run.case
-    bars = tuple(bar for traced in run.trace for bar in _bars(traced))
+    bars = tuple(bar for traced in run.trace for bar in _bars(traced, parity))
     marks = [mark for traced in run.trace for mark in _marks(traced)]
     lanes = tuple(_lane(run, index, bars, marks) for index in range(len(case.sessions)))
     marks += [
@@ -338,20 +306,30 @@ def trace_of(run: Run, *, engine: str) -> TraceView:
     )
 
 
-def _bars(traced: TraceStep) -> list[Bar]:
+def _bars(traced: TraceStep, parity: Mapping[tuple[int, int], Parity]) -> list[Bar]:
+    batch = traced.flight.batch
+    cell_of = {
+        row: cell
+        for call in (batch.stages or ((),))[0]
+        for row, cell in zip(call.rows, call.cells, strict=True)
+        if row != PAD_ROW and cell >= 0
+    }
     done = {item.request_id: item for item in (traced.result.chunks if traced.result is not None else ())}
     bars = []
-    for chunk in traced.flight.plan.chunks:
-        item = done.get(chunk.request_id)
+    for index, chunk in enumerate(traced.flight.plan.chunks):
+        item, session = done.get(chunk.request_id), session_index(chunk.request_id)
+        rows = range(batch.offsets[index], batch.offsets[index + 1])
         bars.append(
             Bar(
                 step=traced.step,
-                session=session_index(chunk.request_id),
+                session=session,
                 start=chunk.start,
                 stop=chunk.stop,
                 phase=traced.flight.views[chunk.request_id].phase_at(chunk.start).value,
                 emitted=item is not None and item.token is not None,
                 completed=item is not None,
+                cells=tuple(cell_of[row] for row in rows if row in cell_of),
+                parity=parity.get((traced.step, session), ""),
             )
         )
     return bars

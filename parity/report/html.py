@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jinja2
 
 from parity.gate.result import CheckKind, GateCheck, GateResult
 from parity.records import Tier, Verdict
-from parity.report.history import History
+from parity.report.history import History, Parity
 from parity.report.timeline import (
     cell_picture,
     colour,
@@ -26,7 +27,7 @@ class Picture:
     history: History
     timeline: str
     cells: str
-    tokens: tuple[int, int, int]  # bit-identical, other bits, other token
+    tokens: Mapping[str, int]  # how many by ``Parity``
 
 
 def result_to_html(result: GateResult, histories: list[History]) -> str:
@@ -83,11 +84,12 @@ def mark_columns(suites: list[GateCheck]) -> list[str]:
 
 def draw(history: History) -> Picture:
     """The pictures of one history."""
-    counts = [sum(status == value for _, _, status in history.tokens) for value in range(3)]
-    drawable = not history.problem and history.steps
+    view = history.view
+    if view is None:
+        return Picture(history, "", "", {})
     return Picture(
         history,
-        timeline_picture(history) if drawable else "",
-        cell_picture(history) if drawable else "",
-        (counts[0], counts[1], counts[2]),
+        timeline_picture(view, title=history.title),
+        cell_picture(view, title=history.title),
+        {parity.value: sum(bar.parity == parity for bar in view.bars) for parity in Parity},
     )

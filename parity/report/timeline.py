@@ -10,8 +10,9 @@ from html import escape
 import jinja2
 
 from parity.gate.result import NoiseHistogram
-from parity.report.history import Gauge, History, TraceView
+from parity.report.history import Gauge, Parity, TraceView
 from parity.suites.truth import Distance
+from scheduler.records import Phase
 
 COLOURS = {
     "prefill": "#2f6fb3",
@@ -203,8 +204,12 @@ PALETTE = (
     "#9a4ef0",
     "#3f7f3f",
 )
-STATUS = ("identical", "bits", "token")  # CSS classes of a generated token
-LEFT = 62  # px for labels
+SAID = {
+    Parity.IDENTICAL: "logits bit-identical to the session alone",
+    Parity.BITS: "same token, other logits than the session alone",
+    Parity.TOKEN: "another token than the session alone",
+}
+LABELS = 62  # px
 
 
 def colour(session: int) -> str:
@@ -277,43 +282,39 @@ def distance_picture(distances: Sequence[Distance]) -> str:
     return _svg(label + width + 30, row * len(distances) + 20, "distance from the truth", parts)
 
 
-def timeline_picture(history: History) -> str:
+def timeline_picture(view: TraceView, *, title: str) -> str:
     """Sessions downwards, scheduler steps to the right; a generated token is
     coloured by what became of it.
     """
     row = 15.0
-    width = _step_width(history.steps)
+    width = _step_width(view.steps)
     parts = [
-        _text(LEFT - 8, row * session + 11, f"session {session}", "end")
-        for session in range(history.sessions)
+        _text(LABELS - 8, row * lane.session + 11, f"session {lane.session}", "end") for lane in view.lanes
     ]
-    status = {(step, session): value for step, session, value in history.tokens}
-    for step, session, start, stop, is_prefill in history.chunks:
-        value = status.get((step, session))
-        css = "prefill" if value is None else STATUS[value]
-        what = "prefill" if is_prefill else "decode"
-        tip = f"step {step}: session {session} {what} [{start},{stop})" + (
-            f", {_said(value)}" if value is not None else ""
-        )
+    for bar in view.bars:
+        is_prefill = bar.phase == Phase.PREFILL.value
+        tip = f"step {bar.step}: session {bar.session} {bar.phase} [{bar.start},{bar.stop})"
+        if bar.parity:
+            tip += f", {SAID[Parity(bar.parity)]}"
         tall = row - 4 if is_prefill else row - 8
         parts.append(
             _rect(
-                LEFT + step * width, row * session + (row - tall) / 2, max(width - 0.6, 0.8), tall, css, tip
+                LABELS + bar.step * width,
+                row * bar.session + (row - tall) / 2,
+                max(width - 0.6, 0.8),
+                tall,
+                bar.parity or "prefill",
+                tip,
             )
         )
-    for session, step, reason in history.ends:
-        parts.append(_text(LEFT + (step + 1) * width + 4, row * session + 11, reason))
-    height = row * history.sessions
-    parts += _step_axis(history.steps, width, height)
-    return _svg(LEFT + width * history.steps + 90, height + 20, f"timeline: {history.title}", parts)
-
-
-def _said(status: int) -> str:
-    return (
-        "logits bit-identical to the session alone",
-        "same token, other logits than the session alone",
-        "another token than the session alone",
-    )[status]
+    parts += [
+        _text(LABELS + (lane.end + 1) * width + 4, row * lane.session + 11, lane.reason)
+        for lane in view.lanes
+        if lane.end is not None
+    ]
+    height = row * len(view.lanes)
+    parts += _step_axis(view.steps, width, height)
+    return _svg(LABELS + width * view.steps + 90, height + 20, f"timeline: {title}", parts)
 
 
 def _step_width(steps: int) -> float:
@@ -322,67 +323,58 @@ def _step_width(steps: int) -> float:
 
 def _step_axis(steps: int, width: float, top: float) -> list[str]:
     stride = next(n for n in (5, 10, 20, 50, 100, 200, 500, 1000, 10**9) if n * width >= 40)
-    parts = [f'<line x1="{LEFT}" x2="{LEFT + steps * width:g}" y1="{top:g}" y2="{top:g}" class="axis"/>']
-    parts += [_text(LEFT + step * width, top + 14, str(step), "middle") for step in range(0, steps, stride)]
-    return [*parts, _text(LEFT - 8, top + 14, "step", "end")]
+    parts = [f'<line x1="{LABELS}" x2="{LABELS + steps * width:g}" y1="{top:g}" y2="{top:g}" class="axis"/>']
+    parts += [_text(LABELS + step * width, top + 14, str(step), "middle") for step in range(0, steps, stride)]
+    return [*parts, _text(LABELS - 8, top + 14, "step", "end")]
 
 
-def cell_picture(history: History) -> str:
+def cell_picture(view: TraceView, *, title: str) -> str:
     """Cells of the pool upwards, scheduler steps to the right: strong where a row is
     placed, pale while it is kept.
     """
-    if not history.cells:
+    pool = max((cell + 1 for bar in view.bars for cell in bar.cells), default=0)
+    if not pool:
         return ""
-    width, pool = _step_width(history.steps), max(cell for _, _, cell in history.cells) + 1
+    width = _step_width(view.steps)
     tall = max(1.0, min(3.0, 420.0 / pool))
     parts = []
-    for step, session, first, count, until in placements(history):
+    for step, session, first, count, until in placements(view):
         y = tall * (pool - first - count)
         tip = f"session {session} in cells {first} to {first + count - 1}, steps {step} to {until}"
         fill = f"fill:{colour(session)}"
         parts.append(
-            _rect(LEFT + step * width, y, width * (until - step + 1), tall * count, "kept", tip, fill)
+            _rect(LABELS + step * width, y, width * (until - step + 1), tall * count, "kept", tip, fill)
         )
-        parts.append(_rect(LEFT + step * width, y, max(width - 0.4, 0.8), tall * count, "placed", "", fill))
+        parts.append(_rect(LABELS + step * width, y, max(width - 0.4, 0.8), tall * count, "placed", "", fill))
     stride = next(n for n in (10, 20, 50, 100, 200, 500, 1000, 10**9) if n * tall >= 24)
     parts += [
-        _text(LEFT - 8, tall * (pool - cell) + 3, f"cell {cell}", "end") for cell in range(0, pool, stride)
+        _text(LABELS - 8, tall * (pool - cell) + 3, f"cell {cell}", "end") for cell in range(0, pool, stride)
     ]
-    parts += _step_axis(history.steps, width, tall * pool)
-    return _svg(LEFT + width * history.steps + 90, tall * pool + 20, f"cell map: {history.title}", parts)
+    parts += _step_axis(view.steps, width, tall * pool)
+    return _svg(LABELS + width * view.steps + 90, tall * pool + 20, f"cell map: {title}", parts)
 
 
-def placements(history: History) -> list[tuple[int, int, int, int, int]]:
+def placements(view: TraceView) -> list[tuple[int, int, int, int, int]]:
     """Runs of neighbouring cells that one session took in one step: (step, session,
     first cell, count, kept until).
 
     A session that is rebuilt begins again at an earlier position: what it held before is kept no longer.
     """
-    until: dict[
-        tuple[int, int], int
-    ] = {}  # (session, step) -> last step of the residency that the step is part of
-    steps_of: dict[int, list[tuple[int, int, int]]] = {}
-    for step, session, start, stop, _ in history.chunks:
-        steps_of.setdefault(session, []).append((step, start, stop))
-    for session, chunks in steps_of.items():
+    until: dict[tuple[int, int], int] = {}  # (session, step) -> last step of the residency it is part of
+    for lane in view.lanes:
         residency: list[int] = []
         reached = 0
-        for step, start, stop in [*chunks, (history.steps, -1, 0)]:
-            if start < reached and residency:
-                until.update({(session, each): residency[-1] for each in residency})
+        for bar in (bar for bar in view.bars if bar.session == lane.session):
+            if bar.start < reached:
+                until.update({(lane.session, step): residency[-1] for step in residency})
                 residency = []
-            residency.append(step)
-            reached = stop
+            residency.append(bar.step)
+            reached = bar.stop
+        until.update({(lane.session, step): residency[-1] for step in residency})
     runs = []
-    taken: dict[tuple[int, int], list[int]] = {}
-    for step, session, cell in history.cells:
-        taken.setdefault((step, session), []).append(cell)
-    for (step, session), cells in taken.items():
-        first = previous = None
-        for cell in [*sorted(cells), None]:
-            if previous is not None and cell != previous + 1:
-                runs.append((step, session, first, previous - first + 1, until.get((session, step), step)))
-                first = cell
-            first = cell if first is None else first
-            previous = cell
+    for bar in view.bars:
+        cells = sorted(bar.cells)
+        begins = [i for i, cell in enumerate(cells) if i == 0 or cell != cells[i - 1] + 1]
+        for begin, end in zip(begins, [*begins[1:], len(cells)], strict=True):
+            runs.append((bar.step, bar.session, cells[begin], end - begin, until[bar.session, bar.step]))
     return runs

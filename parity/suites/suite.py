@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
@@ -147,6 +147,7 @@ def run_suite(
     seed_value: int | None = None,
     tier: Tier = Tier.BITS,
     marks: Iterable[str] | None = None,
+    fixed: Sequence[Case] = (),
     brought: Brought = OURS,
     run: Callable[[Case], Outcome] | None = None,
     failures: Path = FAILURES,
@@ -155,7 +156,8 @@ def run_suite(
 ) -> SuiteResult:
     """Run generated cases until ``min_sessions`` were compared and every required mark was hit.
 
-    ``seed_value`` None is derandomised: the same cases every time. A failing case is shrunk, written below
+    ``fixed`` cases run before generated ones, as far as they are needed. ``seed_value`` None is
+    derandomised: the same cases every time. A failing case is shrunk, written below
     ``failures`` and explained. Under tier ``bits`` a model without an exact profile, or a user's engine
     without logits, gives *unknown*, with the reason.
 
@@ -210,7 +212,9 @@ def run_suite(
     under = {"policy": policy, "policy_options": policy_options}
     memory = None if seed_value is None else failures_folder(family, layout, model, brought)
     remembered = [] if memory is None else [read_known(path) for path in sorted(memory.glob("*.json"))]
-    wrapped = _generated(one, family, layout, model, under, min_sessions=min_sessions, seed_value=seed_value)
+    wrapped = _generated(
+        one, family, layout, model, under, fixed, min_sessions=min_sessions, seed_value=seed_value
+    )
     for case in filter(None, remembered):
         wrapped = example(case)(wrapped)  # the last one decorated runs first
     try:
@@ -272,6 +276,7 @@ def _generated(
     layout: Layout,
     model: str,
     under: Mapping[str, Any],
+    fixed: Sequence[Case],
     *,
     min_sessions: int,
     seed_value: int | None,
@@ -280,8 +285,9 @@ def _generated(
     text: dict = {"tokens": text_prompts(model)} if has_real_vocabulary(model) else {}
     work = {"work_tokens": REAL_WORK_TOKENS} if text else {}
     wrapped = given(cases(family, layout, model=model, **under, **text, **work))(one)
-    for fixed in (edges, landmark):  # the last one decorated runs first
-        wrapped = example(fixed(family, layout, model=model, **under, **text))(wrapped)
+    examples = [make(family, layout, model=model, **under, **text) for make in (landmark, edges)]
+    for case in reversed([*examples, *fixed]):  # the last one decorated runs first
+        wrapped = example(case)(wrapped)
     wrapped = settings(
         max_examples=max(20, min_sessions),
         backend=steady_backend(),
@@ -463,6 +469,8 @@ def run_split_suite(
         seed_value=seed_value,
         tier=tier,
         marks=required_marks(family, layout, f"{family}:{split.row}", OURS, overlaps=True),
+        # Generated cases preempt while a step is in flight too rarely to be relied upon.
+        fixed=(replace(crowd_case(family, split, 1), layout=layout),),
         run=run_across,
         failures=failures,
     )

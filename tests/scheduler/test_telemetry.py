@@ -155,3 +155,13 @@ def test_service_of_departed_clients_is_not_kept_for_ever(monkeypatch: pytest.Mo
     assert table.service["c"] == 6, "a client that comes back in time keeps what it had"
     serving.run()
     assert sorted(table.service) == ["c", "stays"]
+
+
+def test_what_a_resume_finds_of_its_own_is_no_prefix_hit() -> None:
+    serving = Serving(cells=30, prefix_block_tokens=1)
+    serving.submit(request("a", 6, 9))
+    serving.step(2)
+    serving.scheduler.preempt("a", serving.now_ms)
+    assert serving.step().resumed == 1 and serving.view("a").cached > 0
+    totals = serving.totals.values
+    assert (totals["prefix_hits"], totals["prefix_misses"], totals["prefix_tokens_saved"]) == (0, 1, 0)

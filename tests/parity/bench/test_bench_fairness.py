@@ -57,6 +57,14 @@ def test_every_offered_request_ends_in_one_way() -> None:
     assert row["offered_attainment"] == 0.25
 
 
+def test_outcomes_count_from_the_arrival_and_not_from_a_late_send() -> None:
+    """Due at 1 s, sent at 1.5 s, answered at 1.6 s: 600 ms, and the objective is 200."""
+    run = BenchRun(duration_s=2.0, requests=(record(0, "a", 1.6, due_s=1.0, sent_s=1.5),))
+    (served,) = served_requests(run)
+    assert (served.arrival_ms, served.is_valid) == (1000.0, False)
+    assert served.ttft_ms == pytest.approx(600.0)
+
+
 def test_service_by_client_counts_prompts_with_their_first_token_and_outputs_twice() -> None:
     clients = {item["client"]: item for item in outcome_columns(RUN)["clients"]}
     assert clients["a"]["service"] == 10 + 2 * 2 + 10 + 2

@@ -36,6 +36,8 @@ from parity.records import Verdict
 from parity.serve.app import AppSettings
 from parity.serve.served_model import EngineSettings, ServedModel, open_served
 from parity.serve.server import serving
+from scheduler.loop import Scheduler
+from scheduler.records import Refusal, Request, ServiceLevel
 
 SETTINGS = EngineSettings(model="llama", n_threads=1, max_num_seqs=8, pool_cells=2000)
 LENGTHS = Lengths(input_len=40, output_len=6)
@@ -74,6 +76,29 @@ def test_single_lane_never_runs_two(served: ServedModel) -> None:
     run = InProcessDriver(served, policy="single_lane").run_closed(workload().jobs(), concurrency=4)
     check_records(run, 8)
     assert run.engine["peak_running"] == 1
+
+
+def test_a_policy_sees_who_asked_how_urgently_and_since_when(
+    served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy's clocks are those of the arrival, however late the one thread came to send it."""
+    seen: list[Request] = []
+    submit = Scheduler.submit
+
+    def note(self: Scheduler, request: Request, now_ms: float) -> Refusal | None:
+        assert now_ms >= request.arrival_ms
+        seen.append(request)
+        return submit(self, request, now_ms)
+
+    monkeypatch.setattr(Scheduler, "submit", note)
+    slo = ServiceLevel(ttft_ms=500.0)
+    jobs = [
+        replace(job, client_id=f"c{job.index}", priority=job.index, slo=slo) for job in workload(3).jobs()
+    ]
+    times = [0.0, 0.002, 0.004]
+    InProcessDriver(served).run_open(jobs, times_s=times)
+    assert [(r.client_id, r.priority, r.slo) for r in seen] == [(f"c{i}", i, slo) for i in range(3)]
+    assert [r.arrival_ms for r in seen] == [time_s * 1e3 for time_s in times]
 
 
 def test_open_loop_sends_at_its_times_and_not_before(served: ServedModel) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from parity.commands.handoff import IN_PROCESS, PROCESSES, UNSPLIT, command
+from parity.bench.handoff import IN_PROCESS, PROCESSES, UNSPLIT
+from parity.commands.handoff import command
 from parity.errors import ExitCode, UsageError
 
 

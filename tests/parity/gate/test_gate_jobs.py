@@ -168,6 +168,27 @@ def test_tier_is_handed_to_the_suite(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (asked["tier"], asked["min_sessions"], asked["seed_value"]) == (Tier.BYTES, 7, 3)
 
 
+def test_policy_and_its_options_are_handed_to_the_suites(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = GateOptions(
+        families=("llama",),
+        is_selection=True,
+        required={},
+        policy="orca",
+        policy_options=(("slots", 90),),
+    )
+    asked = {}
+
+    def run_suite(family: Any, layout: Any, **settings: Any) -> Any:
+        asked[layout] = (settings["policy"], settings["policy_options"])
+        return suite_result(Verdict.PASS, sessions=3, bit_identical=3, byte_identical=3)
+
+    monkeypatch.setattr(gate_jobs, "run_suite", run_suite)
+    for job in plan_jobs(options):
+        if job.kind is CheckKind.SUITE:
+            run_job(job)
+    assert asked == dict.fromkeys(Layout, ("orca", (("slots", 90),)))
+
+
 def test_tier_is_handed_to_splits_and_goldens(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 

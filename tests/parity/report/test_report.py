@@ -16,7 +16,7 @@ from parity.gate.result import GateCheck
 from parity.records import Verdict
 from parity.report.annotations import annotations_of, escape_property
 from parity.report.data import check_against_schema, result_to_data, result_to_json
-from parity.report.history import History
+from parity.report.history import Bar, History, Lane, TraceView
 from parity.report.html import result_to_html
 from parity.report.junit import result_to_junit
 from parity.report.markdown import result_to_markdown
@@ -24,22 +24,58 @@ from parity.report.timeline import distance_picture, placements, timeline_pictur
 from tests.parity.gate.gate_results import FAILED, NOISE, TRUTH, UNKNOWN, gate_result
 
 REPLAY = "parity replay reports/failures/llama-streams-1234.json"
-HISTORY = History(
-    title="llama <unified>",
-    check="llama unified",
-    steps=9,
-    sessions=2,
-    chunks=(
-        (0, 0, 0, 3, True),
-        (1, 0, 3, 4, False),
-        (1, 1, 0, 2, True),
-        (5, 0, 0, 4, True),
-        (6, 0, 4, 5, False),
+
+
+def bar(
+    step: int, session: int, rows: tuple[int, int], phase: str, cells: tuple[int, ...], parity: str
+) -> Bar:
+    return Bar(
+        step=step,
+        session=session,
+        start=rows[0],
+        stop=rows[1],
+        phase=phase,
+        emitted=bool(parity),
+        completed=True,
+        cells=cells,
+        parity=parity,
+    )
+
+
+def lane(session: int, end: int, reason: str) -> Lane:
+    return Lane(
+        session=session,
+        client_id="c",
+        priority=0,
+        prompt_tokens=3,
+        max_tokens=3,
+        arrival=0,
+        first=0,
+        end=end,
+        reason=reason,
+        outputs=0,
+        suspensions=(),
+    )
+
+
+VIEW = TraceView(
+    title="x",
+    engine="x",
+    policy="fcfs",
+    budget=8,
+    lanes=(lane(0, 6, "length"), lane(1, 1, "cancelled")),
+    bars=(
+        bar(0, 0, (0, 3), "prefill", (0, 1, 2), "identical"),
+        bar(1, 0, (3, 4), "decode", (5,), "bits"),
+        bar(1, 1, (0, 2), "prefill", (3, 4), ""),
+        bar(5, 0, (0, 4), "rebuild", (6, 8), ""),
+        bar(6, 0, (4, 5), "decode", (9,), "token"),
     ),
-    tokens=((0, 0, 0), (1, 0, 1), (6, 0, 2)),
-    cells=((0, 0, 0), (0, 0, 1), (0, 0, 2), (1, 0, 5), (1, 1, 3), (1, 1, 4), (5, 0, 6), (5, 0, 8), (6, 0, 9)),
-    ends=((0, 6, "length"), (1, 1, "cancelled")),
+    marks=(),
+    gauges=(),
+    notes=(),
 )
+HISTORY = History(title="llama <unified>", check="llama unified", view=VIEW)
 
 
 # -- JSON
@@ -202,7 +238,7 @@ def test_page_marks_a_missing_mark_and_a_history_that_could_not_be_run() -> None
     missing = replace(
         gate_result().checks[1], marks={"shared": 0}, missing_marks=("shared",), verdict=Verdict.FAIL
     )
-    text = result_to_html(gate_result(missing), [replace(HISTORY, steps=0, problem="ended by SIGILL")])
+    text = result_to_html(gate_result(missing), [replace(HISTORY, view=None, problem="ended by SIGILL")])
     assert '<td class="num missing">0</td>' in text
     assert "no picture: ended by SIGILL" in text
 
@@ -254,14 +290,14 @@ def test_distance_picture_is_logarithmic_and_shows_what_is_not_right() -> None:
 
 
 def test_timeline_colours_tokens_by_what_became_of_them() -> None:
-    svg = timeline_picture(HISTORY)
+    svg = timeline_picture(VIEW, title="x")
     Xml.fromstring(svg)
     assert [svg.count(f'class="{css}"') for css in ("prefill", "identical", "bits", "token")] == [2, 1, 1, 1]
     assert "another token than the session alone" in svg
 
 
 def test_rebuilt_session_keeps_its_earlier_cells_only_until_the_rebuild() -> None:
-    runs = placements(HISTORY)
+    runs = placements(VIEW)
     assert (0, 0, 0, 3, 1) in runs  # cells 0 to 2, kept until step 1: at step 5 the session begins again
     assert (1, 1, 3, 2, 1) in runs
     assert [(first, count) for step, _, first, count, _ in runs if step == 5] == [(6, 1), (8, 1)]
