@@ -11,7 +11,7 @@ from parity.errors import UsageError
 from parity.models import resolve_model
 from parity.models.catalogue import MID_FROM
 from parity.models.facts import read_facts
-from parity.models.families import Family, RowSource, load_families
+from parity.models.families import Family, RowSource, family_names, load_families, load_family
 from parity.records import Case
 from parity.schemas import load_checked_json
 from parity.store import save_text
@@ -55,12 +55,12 @@ def read_case(text: str, *, where: str) -> Case:
             raise UsageError(
                 f"hidden length of session {index}", where=where, why="it has no stop token to end by"
             )
-    families = load_families()
-    if case.family not in families:
+    names = family_names()
+    if case.family not in names:
         raise UsageError(
-            f"unknown family {case.family!r}", where=where, why=f"families are {', '.join(families)}"
+            f"unknown family {case.family!r}", where=where, why=f"families are {', '.join(names)}"
         )
-    check_model(case, families[case.family], where=where)
+    check_model(case, load_family(case.family), where=where)
     return case
 
 
@@ -89,15 +89,14 @@ def check_model(case: Case, family: Family, *, where: str) -> None:
 
 def family_of(model: str) -> Family | None:
     """The family that a model specification names; None where only the model's file says it."""
-    families = load_families()
     if Path(model).is_file():
-        return families[resolve_model(model).family]
+        return load_family(resolve_model(model).family)
     head = model.partition(":")[0]
     if head == MID_FROM:
-        return families["llama"]
-    if head in families:
-        return families[head]
-    return next((family for family in families.values() if model in family.rows), None)
+        return load_family("llama")
+    if head in family_names():
+        return load_family(head)
+    return next((family for family in load_families().values() if model in family.rows), None)
 
 
 def brought_parts(path: Path) -> dict[str, str]:

@@ -5,9 +5,12 @@ verdict line, JSON on request.
 from __future__ import annotations
 
 import json
-from concurrent.futures import Future, as_completed
+import tempfile
+from collections import Counter
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -22,12 +25,13 @@ from parity.cases.policy_options import parse_policy_options, policy_option
 from parity.commands.check_endpoint import OPTION_NAMES, TIERS, endpoint_options, run_endpoint
 from parity.errors import ExitCode, UsageError
 from parity.models import resolve_model
-from parity.models.families import family_names, load_family
+from parity.models.families import Mark, family_names, load_family
 from parity.outputs import OUTPUT_FILE, save_output
 from parity.processes import process_pool
 from parity.records import Tier, Verdict
 from parity.run.profiles import profile_of, provenance, provenance_line
 from parity.run.under_test import Brought, brought_options
+from parity.store import save_text
 from parity.suites.suite import SuiteResult, run_suite
 from scheduler.limits import Layout
 from scheduler.policies import policy_names
@@ -62,6 +66,11 @@ from scheduler.policies import policy_names
     help="Sessions to compare per family and layout.",
 )
 @click.option(
+    "--minutes",
+    type=click.FloatRange(min=0.0, min_open=True),
+    help="Begin no case later than this; what was not reached is said, and a missing mark is unknown.",
+)
+@click.option(
     "--tier",
     show_default="bits; bytes with --engine; the strongest that is kept with --endpoint",
     type=click.Choice(TIERS),
@@ -93,6 +102,7 @@ def command(
     policy: str,
     policy_options: tuple[str, ...],
     sessions: int,
+    minutes: float | None,
     tier: str | None,
     steps_in_flight: int,
     scheduler: str | None,
@@ -117,6 +127,10 @@ def command(
         )
     if tier is not None and tier not in [known.value for known in Tier]:
         raise UsageError(f"--tier {tier} without --endpoint", why="our own engine is exact")
+    if scheduler_command is not None and steps_in_flight > 1:
+        raise UsageError(
+            "--steps-in-flight with --scheduler-command", why="it is asked for one step at a time"
+        )
     chosen = choose_families(families, model)
     brought = Brought(scheduler=scheduler, engine=engine, scheduler_command=scheduler_command)
     suites = [(name, layout) for name in chosen for layout in choose_layouts(layouts, brought)]
@@ -129,6 +143,7 @@ def command(
         "policy_options": parse_policy_options(policy, policy_options),
         "steps_in_flight": steps_in_flight,
         "min_sessions": sessions,
+        "until": None if minutes is None else started + 60 * minutes,
         "seed_value": seed,
         "tier": brought.tier if tier is None else Tier(tier),
         "brought": brought,
@@ -154,6 +169,7 @@ OURS_ALONE = (
     "policy",
     "policy_options",
     "sessions",
+    "minutes",
     "steps_in_flight",
     "scheduler",
     "scheduler_command",
@@ -215,39 +231,121 @@ def run_suites(
     A suite that an interrupt or the death of a process cuts off is unknown; those that ended count.
     """
     done: dict[int, SuiteResult] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    suites = list(suites)
+    for index, (name, layout) in enumerate(suites):
+        try:
+            load_family(name)
+        except UsageError as error:  # one bad manifest costs nobody else's results
+            done[index] = unfinished(name, layout, options, reason=error.line)
+            console.print(f"{name} {layout.value}: unknown, {error.line}", soft_wrap=True, highlight=False)
     cut_off = ""
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("suites", total=len(suites))
+    with (
+        tempfile.TemporaryDirectory(prefix="samebytes-check-") as folder,
+        LifeSigns(console, suites) as signs,
+    ):
+        states = [Path(folder) / str(index) for index in range(len(suites))]
         try:
             with process_pool(min(jobs, len(suites))) as pool:
                 futures: dict[Future, int] = {
-                    pool.submit(run_suite, name, layout, **options): i
-                    for i, (name, layout) in enumerate(suites)
+                    pool.submit(run_suite, *suites[i], **options, on_case=partial(save_state, states[i])): i
+                    for i in range(len(suites))
+                    if i not in done
                 }
-                for future in as_completed(futures):
-                    result = done[futures[future]] = future.result()
-                    progress.update(
-                        task,
-                        advance=1,
-                        description=f"{result.family} {result.layout.value}: "
-                        f"{result.sessions} sessions, {result.verdict.value}",
-                    )
+                open_ones = set(futures)
+                while open_ones:
+                    ended, open_ones = wait(open_ones, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+                    for future in ended:
+                        index = futures[future]
+                        try:
+                            done[index] = future.result()
+                        except UsageError as error:
+                            done[index] = unfinished(*suites[index], options, reason=error.line)
+                        signs.ended(done[index])
+                    signs.look(states, done)
         except KeyboardInterrupt:
             cut_off = "interrupted"
         except BrokenProcessPool as error:
             cut_off = f"a process of the check died: {error}"
-    return [
-        done[index] if index in done else unfinished(name, layout, options, reason=cut_off)
-        for index, (name, layout) in enumerate(suites)
-    ]
+        return [
+            done[index]
+            if index in done
+            else unfinished(name, layout, options, reason=cut_off, state=load_state(states[index]))
+            for index, (name, layout) in enumerate(suites)
+        ]
 
 
-def unfinished(name: str, layout: Layout, options: dict, *, reason: str) -> SuiteResult:
-    """The result of a suite that did not end: nothing is known."""
-    model = options["model"] or name
+LOOK_S = 1.0
+LINE_EVERY_S = 5.0
+
+
+def save_state(path: Path, result: SuiteResult) -> None:
+    """In the suite's process: what it came to so far, for whoever looks, and for an interrupted run."""
+    counts = {name: getattr(result, name) for name in COUNTS}
+    save_text(path, json.dumps({**counts, "marks": result.marks}), durable=False)
+
+
+COUNTS = ("cases", "sessions", "bit_identical", "byte_identical", "crashes")
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """What ``save_state`` wrote; empty if the suite has not begun."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+class LifeSigns:
+    """Shows that a check is alive, by session: a bar on a terminal, elsewhere a line every few seconds."""
+
+    def __init__(self, console: Console, suites: list[tuple[str, Layout]]) -> None:
+        self.console, self.suites = console, suites
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self.progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        self.task = self.progress.add_task("suites", total=len(suites))
+        self.started = self.told = monotonic()
+
+    def __enter__(self) -> LifeSigns:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.progress.stop()
+
+    def ended(self, result: SuiteResult) -> None:
+        """One suite more is through."""
+        self.progress.advance(self.task)
+        self._tell(
+            f"{result.family} {result.layout.value}: {result.sessions} sessions, {result.verdict.value}"
+        )
+
+    def look(self, states: list[Path], done: dict[int, SuiteResult]) -> None:
+        """Say what the running suites have so far, if it is time to."""
+        running = []
+        for index, (name, layout) in enumerate(self.suites):
+            state = load_state(states[index])
+            if index not in done and state:
+                so_far = f"{state['sessions']} sessions" if state["cases"] else "self-test and first case"
+                running.append(f"{name} {layout.value} {so_far}")
+        text = ", ".join(running) or "starting"
+        self.progress.update(self.task, description=text)
+        if monotonic() - self.told >= LINE_EVERY_S:
+            self._tell(
+                f"{monotonic() - self.started:.0f} s, {len(done)} of {len(self.suites)} suites: {text}"
+            )
+
+    def _tell(self, line: str) -> None:
+        self.told = monotonic()
+        if not self.console.is_terminal:
+            self.console.print(line, soft_wrap=True, highlight=False)
+
+
+def unfinished(
+    name: str, layout: Layout, options: dict, *, reason: str, state: dict[str, Any] | None = None
+) -> SuiteResult:
+    """The result of a suite that did not end: unknown, with what it had so far."""
+    state = dict(state or {})
+    marks = Counter(state.pop("marks", {}))
+    model, brought = options["model"] or name, options["brought"]
     return SuiteResult(
-        name, layout, model, verdict=Verdict.UNKNOWN, reason=reason, brought=options["brought"]
+        name, layout, model, verdict=Verdict.UNKNOWN, reason=reason, brought=brought, marks=marks, **state
     )
 
 
@@ -265,7 +363,7 @@ def result_table(results: list[SuiteResult]) -> Table:
         "marks (mixed/chunked/shared/preempted/resumed/cancelled/id reused/pool full)",
     )
     for result in results:
-        marks = "/".join(str(result.marks[mark.value]) for mark in load_family(result.family).marks)
+        marks = "/".join(str(result.marks[mark.value]) for mark in Mark)
         verdict = (
             result.verdict.value
             if result.layout is not Layout.STOCK
@@ -286,6 +384,8 @@ def result_table(results: list[SuiteResult]) -> Table:
 
 def held_for(result: SuiteResult) -> dict:
     """The model and the kernels that a suite's counts hold for; a user's engine has its own."""
+    if not result.sessions:
+        return {}  # nobody looked: the self-test would begin here
     if result.brought.engine is not None:
         return {"engine": result.brought.engine}
     numerics = profile_of(result.model).profile.for_layout(result.layout)

@@ -13,7 +13,15 @@ from filelock import FileLock
 from parity.errors import UsageError
 from parity.models.builder import ModelSize, replaced_file
 from parity.models.facts import read_facts
-from parity.models.families import Family, KvClass, ModelRow, RowSource, load_families
+from parity.models.families import (
+    Family,
+    KvClass,
+    ModelRow,
+    RowSource,
+    family_names,
+    load_families,
+    load_family,
+)
 from parity.models.gguf import read_header, shown
 from parity.models.package_source import resolve_package_file
 from parity.models.quantise import FILE_TYPES, quantised_file
@@ -43,10 +51,10 @@ def resolve_model(spec: str) -> ModelFile:
     """
     if spec.endswith(".gguf") or "/" in spec:
         return _any_file(Path(spec))
-    families = load_families()
     head, _, tail = spec.partition(":")
-    if head in families:
-        return _of_family(families[head], tail or "tiny")
+    if head in family_names():  # another family's bad manifest is nothing to this one
+        return _of_family(load_family(head), tail or "tiny")
+    families = load_families()
     if head == MID_FROM:
         return _variant(families["llama"], MID_FROM, tail or "q8_0")
     for family in families.values():

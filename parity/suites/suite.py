@@ -4,6 +4,7 @@ compared; shrunk when one fails.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +14,6 @@ from time import monotonic
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, example, given, seed, settings
-from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.errors import Flaky
 
 from parity.cases.files import save_failing_case
@@ -31,7 +31,7 @@ from parity.run.explain import explain_outcome
 from parity.run.profiles import profile_of
 from parity.run.runner import BASELINE, policy_mattered
 from parity.run.under_test import OURS, Brought, Capabilities
-from parity.store import REPOSITORY
+from parity.store import cache_dir
 from scheduler.limits import Layout
 from scheduler.records import SamplingParams
 
@@ -95,6 +95,15 @@ class SuiteResult:
             inexact=inexact,
         )
 
+    def note_time_is_up(self, missing: tuple[str, ...], min_sessions: int) -> None:
+        """Say what was not reached. Without a mark, or without any session, nothing is known."""
+        if missing or not self.sessions:
+            self.verdict = Verdict.merge((self.verdict, Verdict.UNKNOWN))
+        if missing or self.sessions < min_sessions:
+            marks = f", never {', '.join(missing)}" if missing else ""
+            told = f"time was up after {self.sessions} of {min_sessions} sessions{marks}"
+            self.reason = "; ".join(filter(None, (self.reason, told)))
+
     def to_data(self) -> dict:
         """JSON-able form."""
         return {
@@ -120,6 +129,12 @@ class Failed(AssertionError):
     """A case failed; the suite ends."""
 
 
+class Enough(BaseException):
+    """Enough was compared, or time is up: nothing more is drawn. No ``Exception``, which Hypothesis would
+    take for a failure of the case.
+    """
+
+
 def run_suite(
     family: str,
     layout: Layout,
@@ -136,6 +151,8 @@ def run_suite(
     brought: Brought = OURS,
     run: Callable[[Case], Outcome] | None = None,
     failures: Path = FAILURES,
+    until: float | None = None,
+    on_case: Callable[[SuiteResult], None] = lambda result: None,
 ) -> SuiteResult:
     """Run generated cases until ``min_sessions`` were compared and every required mark was hit.
 
@@ -143,21 +160,29 @@ def run_suite(
     derandomised: the same cases every time. A failing case is shrunk, written below
     ``failures`` and explained. Under tier ``bits`` a model without an exact profile, or a user's engine
     without logits, gives *unknown*, with the reason.
+
+    After ``until`` (seconds of the system's monotonic clock) no further case begins; marks that were not hit
+    by then make the suite *unknown*. ``on_case`` is told of the result so far, first before the self-test.
     """
     started = monotonic()
     model = model or family
+    result = SuiteResult(family, layout, model, brought=brought)
+    on_case(result)
     overlaps = steps_in_flight > 1
     if marks is None:
         marks = required_marks(family, layout, model, brought, overlaps=overlaps)
     # A brought scheduler is judged by its own schedule, of which there is no fcfs to compare with.
-    by_policy = policy != BASELINE and not brought.scheduler
+    by_policy = policy != BASELINE and not (brought.scheduler or brought.scheduler_command)
     required = (*marks, *((POLICY_MATTERED,) if by_policy else ()))
-    result = SuiteResult(family, layout, model, brought=brought, required=required)
+    result.required = required
     why_no_bits = brought.why_no_bits() if brought.engine else profile_of(model).reason
     failing: list[Outcome] = []
 
+    def is_late() -> bool:
+        return until is not None and monotonic() >= until
+
     def enough() -> bool:
-        return result.sessions >= min_sessions and all(result.marks[mark] for mark in required)
+        return is_late() or result.sessions >= min_sessions and all(result.marks[mark] for mark in required)
 
     def judged(case: Case) -> Outcome:
         outcome = run_case(case, brought=brought) if run is None else run(case)
@@ -171,31 +196,50 @@ def run_suite(
 
     def one(case: Case) -> None:
         case = replace(case, steps_in_flight=steps_in_flight)
-        if failing and case != failing[0].case or not failing and enough():
+        if not failing and enough():
+            raise Enough
+        if failing and case != failing[0].case:
             return
         outcome = judged(case)
         if not failing:
             result.add(outcome)
             note_policy(case)
+            on_case(result)
         if outcome.verdict is Verdict.FAIL:
             failing.append(outcome)
             raise Failed(outcome.case.family)
 
     under = {"policy": policy, "policy_options": policy_options}
+    memory = None if seed_value is None else failures_folder(family, layout, model, brought)
+    remembered = [] if memory is None else [read_known(path) for path in sorted(memory.glob("*.json"))]
     wrapped = _generated(
         one, family, layout, model, under, fixed, min_sessions=min_sessions, seed_value=seed_value
     )
+    for case in filter(None, remembered):
+        wrapped = example(case)(wrapped)  # the last one decorated runs first
     try:
         wrapped()
+    except Enough:
+        pass
     except (Failed, Flaky):
         if not failing:
             raise  # a bug of ours, not a case that failed
         _keep_failure(result, failing[0], judged, failures)
+        if memory is not None:
+            save_failing_case(result.failure.case, memory)
+    all_passed = memory is not None and not failing and not is_late()
+    for path in memory.glob("*.json") if all_passed else ():
+        path.unlink()  # what failed once passes now
     if result.changes:
         counts = ", ".join(f"{count} {change}" for change, count in sorted(result.changes.items()))
         result.explanation = f"sessions with a changed token: {counts}\n{result.explanation}".rstrip()
     result.findings += contradicted(result.marks, brought.capabilities)
+    late = result.missing if is_late() and not failing else ()
+    if late:
+        result.required = tuple(mark for mark in required if mark not in late)
     result.verdict, result.reason = result.judge(tier, inexact=why_no_bits)
+    if is_late() and not failing:
+        result.note_time_is_up(late, min_sessions)
     result.seconds = monotonic() - started
     return result
 
@@ -249,7 +293,7 @@ def _generated(
         backend=steady_backend(),
         deadline=None,
         derandomize=seed_value is None,
-        database=_database(seed_value),
+        database=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a failing explicit example is never shrunk
         print_blob=False,
@@ -276,11 +320,21 @@ def _keep_failure(
         result.explanation = f"not reproducible: it passed when it ran again\n{result.explanation}"
 
 
-def _database(seed_value: int | None) -> DirectoryBasedExampleDatabase | None:
-    """A campaign remembers what failed; the derandomised run explores nothing and keeps nothing."""
-    return (
-        None if seed_value is None else DirectoryBasedExampleDatabase(REPOSITORY / ".hypothesis" / "examples")
-    )
+def failures_folder(family: str, layout: Layout, model: str, brought: Brought) -> Path:
+    """Where a suite with a seed remembers what failed, to try it first the next time: one folder for each
+    family, layout, model and brought part.
+    """
+    who = hashlib.blake2b(f"{model}{brought.options}".encode(), digest_size=6).hexdigest()
+    return cache_dir("failures", f"{family}-{layout.value}-{who}")
+
+
+def read_known(path: Path) -> Case | None:
+    """A case that failed before; None, and forgotten, if an earlier version wrote it otherwise."""
+    try:
+        return Case.from_json(path.read_text(encoding="utf-8"), where=str(path))
+    except (UsageError, ValueError):
+        path.unlink()
+        return None
 
 
 # -- Suites across stages: generated concurrent cases on every pinned split, each session

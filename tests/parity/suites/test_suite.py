@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,17 @@ from parity.engines.numerics import ROW
 from parity.models.families import load_families
 from parity.models.splits import Split
 from parity.records import Case, Finding, Outcome, Tier, Verdict, broken_outcome
+from parity.run.runner import run_exact_case
+from parity.run.under_test import Brought
 from parity.suites.policies import check_decides
-from parity.suites.suite import SHRINK_RUNS, SuiteResult, pinned_splits, run_split_suite, run_suite
+from parity.suites.suite import (
+    SHRINK_RUNS,
+    SuiteResult,
+    failures_folder,
+    pinned_splits,
+    run_split_suite,
+    run_suite,
+)
 from scheduler.limits import Layout
 from scheduler.policies.vtc import Vtc
 from scheduler.policy.base import Policy
@@ -295,3 +305,33 @@ def test_failing_case_of_a_split_is_kept_with_its_split(split: Split, tmp_path: 
     result = run_split_suite("llama", split, min_sessions=9, failures=tmp_path, run=run)
     kept = load_case(Path(result.case_file))
     assert (len(kept.sessions), kept.split) == (2, split.name)
+
+
+def test_a_suite_with_a_seed_remembers_what_failed_and_tries_it_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAMEBYTES_CACHE", str(tmp_path / "cache"))
+    brought = Brought(engine="tests.machine.examples:make_engine")
+    settings = {
+        "tier": Tier.BYTES,
+        "min_sessions": 9,
+        "seed_value": 5,
+        "brought": brought,
+        "failures": tmp_path,
+    }
+    tried: list[Case] = []
+
+    def run(case: Case, *, broken: bool) -> Outcome:
+        tried.append(case)
+        outcome = run_exact_case(case)
+        return replace(outcome, findings=(Finding("ends", "planted"),)) if broken else outcome
+
+    first = run_suite("llama", Layout.UNIFIED, run=partial(run, broken=True), **settings)
+    kept = failures_folder("llama", Layout.UNIFIED, "llama", brought)
+    other = failures_folder("llama", Layout.STREAMS, "llama", brought)
+    assert first.verdict is Verdict.FAIL and len(list(kept.iterdir())) == 1 and list(other.iterdir()) == []
+    tried.clear()
+    run_suite("llama", Layout.UNIFIED, run=partial(run, broken=True), **settings)
+    assert tried[0] == first.failure.case
+    run_suite("llama", Layout.UNIFIED, run=partial(run, broken=False), **settings)
+    assert list(kept.iterdir()) == []  # it passes now
