@@ -1,5 +1,5 @@
-"""Small pools with shared prefixes, enumerated in every policy and memory class, on the exact engine: all end,
-with their own tokens, and nobody lacks what was kept.
+"""Small pools with shared prefixes, enumerated in every policy and memory class, on the exact engine: all
+end, with their own tokens, and nobody lacks what was kept.
 
 Sessions are pairs of a prompt out of a small tree and a number of outputs, one after the other or together.
 """
@@ -34,7 +34,7 @@ PER_PAIR = 10_968  # cases of a policy and a kind
 
 
 def small_pool_cases(policy: str, kind: str) -> Iterator[Case]:
-    """All ``PER_PAIR`` cases of a policy and a kind: two to four sessions, each of which fits the pool alone."""
+    """All ``PER_PAIR`` cases of a policy and a kind: two to four sessions, each of which fits alone."""
     family, layout = KINDS[kind]
     shapes = [(prompt, outputs) for prompt in TREE for outputs in OUTPUTS]
     for cells, block, gap, optimistic in itertools.product(CELLS, BLOCKS, GAPS, (False, True)):
