@@ -33,37 +33,46 @@ SLICE = 499  # every so many cases where all are too many; prime, so that all se
 PER_PAIR = 10_968  # cases of a policy and a kind
 
 
-def small_pool_cases(policy: str, kind: str) -> Iterator[Case]:
-    """All ``PER_PAIR`` cases of a policy and a kind: two to four sessions, each of which fits alone."""
-    family, layout = KINDS[kind]
+Drawn = tuple[int, int, int, bool, tuple]  # cells, block, gap, whether optimistic, sessions
+
+
+def small_pools() -> Iterator[Drawn]:
+    """All ``PER_PAIR`` pools: two to four sessions, each of which fits alone."""
     shapes = [(prompt, outputs) for prompt in TREE for outputs in OUTPUTS]
     for cells, block, gap, optimistic in itertools.product(CELLS, BLOCKS, GAPS, (False, True)):
         fitting = [shape for shape in shapes if len(shape[0]) + shape[1] - 1 <= cells]
         for count in (2, 3, 4):
             for chosen in itertools.combinations(fitting, count):
-                sessions = tuple(
-                    Session(
-                        prompt=prompt,
-                        max_tokens=outputs,
-                        arrival_step=gap * index,
-                        priority=index % 2,
-                        client_id="ab"[index % 2],
-                    )
-                    for index, (prompt, outputs) in enumerate(chosen)
-                )
-                yield Case(
-                    family=family,
-                    model=family,
-                    sessions=sessions,
-                    layout=layout,
-                    pool_cells=cells,
-                    num_sequences=4 if layout is Layout.STREAMS else 6,
-                    max_num_batched_tokens=4,
-                    max_num_seqs=4,
-                    prefix_block_tokens=block,
-                    policy=policy,
-                    policy_options=_options(policy, count) if optimistic else (),
-                )
+                yield cells, block, gap, optimistic, chosen
+
+
+def small_pool_case(policy: str, kind: str, drawn: Drawn) -> Case:
+    """A pool as a case under a policy, in a memory class."""
+    cells, block, gap, optimistic, chosen = drawn
+    family, layout = KINDS[kind]
+    sessions = tuple(
+        Session(
+            prompt=prompt,
+            max_tokens=outputs,
+            arrival_step=gap * index,
+            priority=index % 2,
+            client_id="ab"[index % 2],
+        )
+        for index, (prompt, outputs) in enumerate(chosen)
+    )
+    return Case(
+        family=family,
+        model=family,
+        sessions=sessions,
+        layout=layout,
+        pool_cells=cells,
+        num_sequences=4 if layout is Layout.STREAMS else 6,
+        max_num_batched_tokens=4,
+        max_num_seqs=4,
+        prefix_block_tokens=block,
+        policy=policy,
+        policy_options=_options(policy, len(sessions)) if optimistic else (),
+    )
 
 
 def _options(policy: str, count: int) -> tuple:
@@ -86,7 +95,8 @@ class SmallPools:
 def play_small_pools(policy: str, kind: str, *, step: int = 1, first: int = 0) -> SmallPools:
     """Every ``step``-th case of a policy and a kind, from number ``first`` on."""
     played = SmallPools()
-    for case in itertools.islice(small_pool_cases(policy, kind), first, None, step):
+    for drawn in itertools.islice(small_pools(), first, None, step):
+        case = small_pool_case(policy, kind, drawn)
         outcome, marks = judge_hunted(case, ask_policy=False)
         played.cases[policy, kind] += 1
         played.marks.update(marks)

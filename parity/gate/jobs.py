@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 import traceback
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 import numpy as np
 
+from parity.campaign.hunt import run_hunt
+from parity.campaign.small_pools import play_slice
+from parity.cases.files import save_failing_case
 from parity.errors import UsageError
 from parity.gate.plan import GateJob
 from parity.gate.result import CheckKind, Counts, GateCheck, NoiseHistogram
 from parity.golden.regenerate import find_changes
 from parity.mutants import all_mutants
 from parity.mutants.running import Status, judge_mutants, select_trials
-from parity.records import Tier, Verdict
+from parity.processes import shared_worker
+from parity.records import Outcome, Tier, Verdict
+from parity.run.explain import explain_outcome
 from parity.run.profiles import profile_of
+from parity.suites.machine import run_machine
 from parity.suites.policies import check_hash_seeds, check_policy, real_verdicts
-from parity.suites.suite import SuiteResult, pinned_splits, run_split_suite, run_suite
+from parity.suites.states import LATE
+from parity.suites.suite import FAILURES, SuiteResult, pinned_splits, run_split_suite, run_suite
+from parity.suites.templates import EXACT_FAMILIES, PER_LAYOUT, TemplateFailed, exact_templates, run_template
 from parity.suites.truth import measure_distances
 from scheduler.limits import Layout
 from scheduler.policies import contracts, policy_names
 
 NOISE_DECADES = range(-8, 3)
+HUNTED_CASES = 1500
+MACHINE_RUNS = 80
 
 
 def run_job(job: GateJob) -> GateCheck:
@@ -209,6 +221,82 @@ def _run_policies(job: GateJob) -> GateCheck:
     )
 
 
+def _run_states(job: GateJob) -> GateCheck:
+    """Saved where the tests of the default suite do not look: after 127 to 130 and 255 to 257 tokens."""
+    arguments = {"family": job.family, "lengths": list(LATE)}
+    report = shared_worker(()).call("parity.suites.states:check_states_here", arguments)
+    wrong, compared = report["differing"], report["compared"]
+    return _check(
+        job,
+        Verdict.FAIL if wrong else Verdict.PASS if compared else Verdict.UNKNOWN,
+        reason=f"{len(wrong)} of {compared} restored states go on otherwise; {wrong[0]}" if wrong else "",
+        explanation="\n".join(wrong),
+        marks={"compared": compared},
+    )
+
+
+def _of_cases(job: GateJob, cases: int, failures: list[Outcome], marks: Mapping[str, int]) -> GateCheck:
+    """The verdict over cases on the exact engine; the first failure is kept as a case file and explained."""
+    if not failures:
+        verdict = Verdict.PASS if cases else Verdict.UNKNOWN
+        return _check(job, verdict, counts=Counts(cases=cases), marks=dict(marks))
+    case_file = str(save_failing_case(failures[0].case, FAILURES))
+    return _check(
+        job,
+        Verdict.FAIL,
+        reason=f"{len(failures)} of {cases} cases failed",
+        explanation=explain_outcome(failures[0], case_file=case_file),
+        counts=Counts(cases=cases),
+        marks=dict(marks),
+        case_file=case_file,
+    )
+
+
+def _run_templates(job: GateJob) -> GateCheck:
+    marks: Counter[str] = Counter()
+    missing = []
+    for scenario, family in itertools.product(exact_templates(), EXACT_FAMILIES):
+        try:
+            hit = run_template(scenario, family, per_layout=PER_LAYOUT)
+        except TemplateFailed as failed:
+            return _of_cases(job, 1, [failed.outcome], {scenario.name: 1})
+        marks[scenario.name] += 1
+        missing += [f"{scenario.name} {family}: {mark}" for mark in scenario.marks if not hit[mark]]
+    reason = f"nothing exercised: {', '.join(missing)}" if missing else ""
+    return _check(job, Verdict.FAIL if missing else Verdict.PASS, reason=reason, marks=dict(marks))
+
+
+def _run_small_pools(job: GateJob) -> GateCheck:
+    played = play_slice()
+    marks = {mark: count for mark, count in played.marks.items() if count}
+    return _of_cases(job, played.cases.total(), played.failures, marks)
+
+
+def _run_hunt(job: GateJob) -> GateCheck:
+    first = (job.seed or 0) * HUNTED_CASES
+    hunt = run_hunt(range(first, first + HUNTED_CASES))
+    marks = {name: found["shared"] for name, found in hunt.marks.items()}
+    check = _of_cases(job, hunt.cases.total(), hunt.failures, marks)
+    if not hunt.failures and hunt.missing():
+        reason = f"policies that never decided otherwise than fcfs: {', '.join(hunt.missing())}"
+        check = replace(check, verdict=Verdict.FAIL, reason=reason)
+    return check
+
+
+def _run_machine(job: GateJob) -> GateCheck:
+    """The first line is what broke; the rest are the steps that lead there."""
+    try:
+        run_machine(MACHINE_RUNS)
+    except Exception as error:  # a broken law, or whatever the scheduler raised: both are what was looked for
+        lines = []
+        for one in error.exceptions if isinstance(error, ExceptionGroup) else [error]:
+            lines += [f"{type(one).__name__}: {one}", *getattr(one, "__notes__", ())]
+        return _check(
+            job, Verdict.FAIL, reason=lines[0].splitlines()[0], explanation="\n".join(lines), marks={}
+        )
+    return _check(job, Verdict.PASS, marks={"runs": MACHINE_RUNS})
+
+
 RUNNERS: dict[CheckKind, Callable[[GateJob], GateCheck]] = {
     CheckKind.SUITE: _run_suite,
     CheckKind.SPLIT: _run_split,
@@ -216,4 +304,9 @@ RUNNERS: dict[CheckKind, Callable[[GateJob], GateCheck]] = {
     CheckKind.TRUTH: _run_truth,
     CheckKind.MUTANTS: _run_mutants,
     CheckKind.POLICIES: _run_policies,
+    CheckKind.STATES: _run_states,
+    CheckKind.TEMPLATES: _run_templates,
+    CheckKind.SMALL_POOLS: _run_small_pools,
+    CheckKind.HUNT: _run_hunt,
+    CheckKind.MACHINE: _run_machine,
 }

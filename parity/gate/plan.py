@@ -52,12 +52,23 @@ def parse_required(words: tuple[str, ...], *, known: list[str], chosen: tuple[st
     return required
 
 
+# What is asked of the scheduler alone, whatever the families are.
+OF_THE_SCHEDULER = (
+    CheckKind.POLICIES,
+    CheckKind.HUNT,
+    CheckKind.SMALL_POOLS,
+    CheckKind.TEMPLATES,
+    CheckKind.MACHINE,
+)
+
+
 def plan_jobs(options: GateOptions) -> list[GateJob]:
     """Everything that a gate run consists of, family by family; whether it can run is another question."""
     families = load_families()
     jobs = [job for name in options.families for job in _family_jobs(families[name], options)]
     if options.row == "tiny" and options.families:
-        jobs += [GateJob(kind=CheckKind.POLICIES, name="policies"), *_mutant_jobs(options)]
+        jobs += [GateJob(kind=kind, name=kind.value.replace("_", " ")) for kind in OF_THE_SCHEDULER]
+        jobs += _mutant_jobs(options)
     return jobs
 
 
@@ -129,6 +140,7 @@ def _family_jobs(family: Family, options: GateOptions) -> list[GateJob]:
     if options.row == "tiny":
         jobs.append(GateJob(kind=CheckKind.GOLDEN, name=f"{family.name} goldens", **settings))
         jobs.append(GateJob(kind=CheckKind.TRUTH, name=f"{family.name} truth", **settings))
+        jobs.append(GateJob(kind=CheckKind.STATES, name=f"{family.name} states", **settings))
     return jobs
 
 

@@ -22,6 +22,11 @@ class CheckKind(StrEnum):
     SPLIT = "split"  # the same on a chain of stages
     GOLDEN = "golden"  # outputs are those on record
     TRUTH = "truth"  # answers are right, up to what rounding can do
+    STATES = "states"  # a restored state goes on like a recomputed one
+    TEMPLATES = "templates"  # shapes of input behind faults that engines had, on the exact engine
+    SMALL_POOLS = "small_pools"  # a slice of all small pools, in every policy
+    HUNT = "hunt"  # tight pools and deep shared trees, in every policy
+    MACHINE = "machine"  # the laws of serving, under a state machine
     POLICIES = "policies"  # every policy keeps its promises
     MUTANTS = "mutants"  # every planted fault is noticed
     SYSTEM = "system"  # a server against a known-good one, both in this run

@@ -30,6 +30,20 @@ TESTS: dict[CheckKind, tuple[str, str]] = {
     CheckKind.SPLIT: ("tests/families/test_stages.py", "test_concurrent_parity_across_stages"),
     CheckKind.MUTANTS: ("tests/selftest/test_mutants.py", "test_exact_engine_mutant_is_killed"),
     CheckKind.POLICIES: ("tests/scheduler/policies/test_fairness.py", ""),
+    CheckKind.STATES: ("tests/families/test_stages.py", "test_cache_state_restore_matches_recompute"),
+    CheckKind.TEMPLATES: (
+        "tests/families/test_scenarios.py",
+        "test_template_is_green_on_the_exact_engine_and_hits_its_marks",
+    ),
+    CheckKind.SMALL_POOLS: (
+        "tests/scheduler/test_small_pools_in_every_policy.py",
+        "test_small_pools_end_in_every_policy",
+    ),
+    CheckKind.HUNT: ("tests/parity/test_hunt.py", ""),
+    CheckKind.MACHINE: (
+        "tests/machine/test_serving_machine.py",
+        "test_scheduler_keeps_the_laws_on_the_engine",
+    ),
 }
 
 
@@ -97,6 +111,11 @@ def by_cost(jobs: list[GateJob]) -> list[GateJob]:
         CheckKind.MUTANTS: 0,
         CheckKind.SUITE: 1,
         CheckKind.POLICIES: 0,
+        CheckKind.HUNT: 0,
+        CheckKind.SMALL_POOLS: 0,
+        CheckKind.MACHINE: 0,
+        CheckKind.TEMPLATES: 2,
+        CheckKind.STATES: 3,
         CheckKind.TRUTH: 2,
         CheckKind.SPLIT: 3,
         CheckKind.GOLDEN: 4,

@@ -145,6 +145,7 @@ class _ServingMachine(RuleBasedStateMachine):
     @rule()
     def launch(self) -> None:
         self.flight = self.pipeline.begin(self.now_ms)
+        self.pipeline.launch()
 
     @precondition(lambda self: self.flight is not None)
     @rule()

@@ -5,57 +5,21 @@ and wrong ones that it catches.
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from parity.engines.exact import ExactEngine, ExactModel, expected_tokens
+from parity.engines.exact import ExactEngine
 from parity.errors import UsageError
 from parity.run.under_test import ENGINE_OFFERS, Brought, check_offers, load_factory
 from parity.suites.conformance import make_machine
+from parity.suites.machine import exact_model, exact_solo, machine_runs, make_exact
 from scheduler.engine import Engine, OpKind
 from scheduler.limits import PoolLimits, StepLimits
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
 from scheduler.policy.base import Policy
-from scheduler.records import Request
 from tests.scheduler.serving import OPTIMISTIC
 
-VOCABULARY = 1 << 30
 EXAMPLES = "tests.machine.examples"
-
-
-def exact_model(limits: tuple[PoolLimits, ...], window: int | None = None) -> ExactModel:
-    recurrent = limits[0].recurrent
-    return ExactModel(recurrent=recurrent, window=None if recurrent else window, vocabulary=VOCABULARY)
-
-
-def make_exact(limits: tuple[PoolLimits, ...]) -> ExactEngine:
-    return ExactEngine(limits, exact_model(limits))
-
-
-def exact_solo(limits: tuple[PoolLimits, ...], request: Request) -> tuple[int, ...]:
-    return expected_tokens(
-        exact_model(limits),
-        request.prompt,
-        request.max_tokens,
-        request_id=request.request_id,
-        sampling=request.sampling,
-        stop_token_ids=request.stop_token_ids,
-        stages=len(limits),
-    )
-
-
-def few(examples: int, *, shrink: bool = True) -> settings:
-    phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
-    return settings(
-        max_examples=examples,
-        stateful_step_count=30,
-        deadline=None,
-        derandomize=True,
-        phases=phases,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
 
 
 def machine_of(brought: Brought) -> type[RuleBasedStateMachine]:
@@ -68,14 +32,14 @@ def machine_of(brought: Brought) -> type[RuleBasedStateMachine]:
 
 def test_scheduler_keeps_the_laws_on_the_engine(brought: Brought) -> None:
     """Ours, or what ``--scheduler`` and ``--engine`` name."""
-    run_state_machine_as_test(machine_of(brought), settings=few(80))
+    run_state_machine_as_test(machine_of(brought), settings=machine_runs(80))
 
 
 @pytest.mark.parametrize(
     "brought", [Brought(engine=f"{EXAMPLES}:make_engine"), Brought(scheduler=f"{EXAMPLES}:make_scheduler")]
 )
 def test_the_examples_keep_the_laws(brought: Brought) -> None:
-    run_state_machine_as_test(machine_of(brought), settings=few(25))
+    run_state_machine_as_test(machine_of(brought), settings=machine_runs(25))
 
 
 def test_optimistic_reference_scheduler_keeps_the_laws_on_the_exact_engine() -> None:
@@ -83,7 +47,7 @@ def test_optimistic_reference_scheduler_keeps_the_laws_on_the_exact_engine() -> 
         return Scheduler(engine, make_policy("fcfs", **OPTIMISTIC), steps)
 
     machine = make_machine(make_exact, scheduler_factory=make_scheduler, solo=exact_solo)
-    run_state_machine_as_test(machine, settings=few(80))
+    run_state_machine_as_test(machine, settings=machine_runs(80))
 
 
 class Forgetful(ExactEngine):
@@ -98,7 +62,9 @@ class Forgetful(ExactEngine):
 
 def test_machine_kills_an_engine_with_wrong_memory() -> None:
     with pytest.raises(Exception):  # noqa: B017 - an abort, a failed law or step, whichever is first
-        run_state_machine_as_test(make_machine(Forgetful, solo=exact_solo), settings=few(100, shrink=False))
+        run_state_machine_as_test(
+            make_machine(Forgetful, solo=exact_solo), settings=machine_runs(100, shrink=False)
+        )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +78,7 @@ def test_machine_kills_an_engine_with_wrong_memory() -> None:
 )
 def test_machine_kills_what_a_user_brings_with_a_fault(wrong: Brought) -> None:
     with pytest.raises(AssertionError, match="not as alone|strayed"):
-        run_state_machine_as_test(machine_of(wrong), settings=few(1000, shrink=False))
+        run_state_machine_as_test(machine_of(wrong), settings=machine_runs(1000, shrink=False))
 
 
 @pytest.mark.parametrize(

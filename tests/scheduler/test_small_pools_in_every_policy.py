@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from parity.campaign.small_pools import CELLS, KINDS, PER_PAIR, SLICE, play_small_pools, small_pool_cases
+from parity.campaign.small_pools import CELLS, KINDS, PER_PAIR, SLICE, play_small_pools, small_pools
 from scheduler.policies import policy_names
 
 
@@ -18,7 +18,7 @@ def number_of_cases() -> int:
 
 
 def test_the_enumeration_is_as_large_as_it_says() -> None:
-    assert sum(1 for _ in small_pool_cases("fcfs", "dense")) == number_of_cases() == PER_PAIR
+    assert sum(1 for _ in small_pools()) == number_of_cases() == PER_PAIR
 
 
 @pytest.mark.parametrize("kind", KINDS)
