@@ -265,10 +265,18 @@ def varied(draw: st.DrawFn, case: Case, policy_options: PolicyOptions | None = N
 
 
 def within_limits(case: Case) -> Case:
-    """The case with fewer sessions at once where its policy would refuse the limits as they are."""
-    if case.policy.startswith("vllm_"):
-        return replace(case, max_num_seqs=min(case.max_num_seqs, case.max_num_batched_tokens))
-    return case
+    """The case with fewer sessions at once, and a lower threshold of long prefills, where its policy would
+    refuse the limits as they are.
+    """
+    if not case.policy.startswith("vllm_"):
+        return case
+    most = min(case.stage_cells or (case.pool_cells,)) + 1  # tokens of a session that has a pool to itself
+    options = tuple(
+        (name, min(value, most) if name == "long_prefill_threshold" else value)
+        for name, value in case.policy_options
+    )
+    seqs = min(case.max_num_seqs, case.max_num_batched_tokens)
+    return replace(case, max_num_seqs=seqs, policy_options=options)
 
 
 def fixed_variety(policy: str, index: int) -> dict[str, Any]:

@@ -65,3 +65,10 @@ def test_a_case_is_its_number() -> None:
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(UsageError, match="nobody"):
         run_hunt(range(1), ["nobody"])
+
+
+@pytest.mark.parametrize("number", [1_064_462, 1_103_595])
+def test_a_drawn_case_is_one_that_its_policy_takes(number: int) -> None:
+    """Pools of two cells, drawn with a threshold of long prefills of four tokens."""
+    outcome, _ = judge_hunted(draw_case(number, policy_names()))
+    assert outcome.verdict is Verdict.PASS, outcome.reason
