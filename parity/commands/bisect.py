@@ -13,7 +13,7 @@ from parity.campaign.rerun import Rerun
 from parity.cases.files import load_case
 from parity.errors import ExitCode, UsageError
 from parity.mutants import find_mutant
-from parity.run.under_test import OURS, brought_for, brought_options, ours_option
+from parity.run.under_test import OURS, brought_for, brought_options, whose_options
 
 
 @click.command()
@@ -21,7 +21,7 @@ from parity.run.under_test import OURS, brought_for, brought_options, ours_optio
 @click.option("--exact", is_flag=True, help="On the exact engine instead of llama.cpp.")
 @click.option("--mutant", metavar="NAME", help="Plant a known fault.")
 @brought_options
-@ours_option
+@whose_options
 def command(
     file: Path,
     exact: bool,
@@ -30,6 +30,7 @@ def command(
     engine: str | None,
     scheduler_command: str | None,
     ours: bool,
+    as_recorded: bool,
 ) -> ExitCode:
     """Take a failing case apart: minimal set of neighbours, first bad step, cause with its evidence.
 
@@ -37,7 +38,12 @@ def command(
     """
     case = load_case(file)
     brought = brought_for(
-        file, ours=ours, scheduler=scheduler, engine=engine, scheduler_command=scheduler_command
+        file,
+        ours=ours,
+        as_recorded=as_recorded,
+        scheduler=scheduler,
+        engine=engine,
+        scheduler_command=scheduler_command,
     )
     if brought != OURS and (exact or mutant is not None):
         raise UsageError(

@@ -17,7 +17,7 @@ from parity.run.contained import run_case
 from parity.run.explain import explain_outcome
 from parity.run.profiles import engine_line
 from parity.run.runner import check_settings, run_exact_case
-from parity.run.under_test import OURS, brought_for, brought_options, ours_option
+from parity.run.under_test import OURS, brought_for, brought_options, whose_options
 
 
 @click.command()
@@ -31,7 +31,7 @@ from parity.run.under_test import OURS, brought_for, brought_options, ours_optio
 @click.option("--api", "kind", default="auto", type=click.Choice(KINDS), help="How to ask a server.")
 @click.option("--extra-body", metavar="JSON", help="Fields for every request to a server.")
 @brought_options
-@ours_option
+@whose_options
 def command(
     file: Path,
     exact: bool,
@@ -39,6 +39,7 @@ def command(
     engine: str | None,
     scheduler_command: str | None,
     ours: bool,
+    as_recorded: bool,
     endpoint: str | None,
     model: str | None,
     times: int,
@@ -64,7 +65,12 @@ def command(
         raise UsageError("a case of our own engine", where=str(file), why="it has no use for --endpoint")
     case = load_case(file)
     brought = brought_for(
-        file, ours=ours, scheduler=scheduler, engine=engine, scheduler_command=scheduler_command
+        file,
+        ours=ours,
+        as_recorded=as_recorded,
+        scheduler=scheduler,
+        engine=engine,
+        scheduler_command=scheduler_command,
     )
     if exact:
         if brought != OURS:

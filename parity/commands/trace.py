@@ -15,7 +15,7 @@ from parity.records import Case
 from parity.report.history import ENGINES, TraceView, view_of_exact_run, view_of_real_run
 from parity.report.timeline import draw_trace
 from parity.run.runner import check_settings
-from parity.run.under_test import OURS, Brought, brought_for, ours_option, scheduler_options
+from parity.run.under_test import OURS, Brought, brought_for, scheduler_options, whose_options
 
 
 @click.command()
@@ -36,7 +36,7 @@ from parity.run.under_test import OURS, Brought, brought_for, ours_option, sched
 @click.option("--policy", metavar="NAME", help="Run the case under this policy instead of its own.")
 @policy_option
 @scheduler_options
-@ours_option
+@whose_options
 def command(
     file: Path,
     out: Path,
@@ -46,10 +46,13 @@ def command(
     scheduler: str | None,
     scheduler_command: str | None,
     ours: bool,
+    as_recorded: bool,
 ) -> ExitCode:
     """Run the case in the file CASE and draw its trace, with the scheduler and the engine that it names."""
     case = load_case(file)
-    brought = brought_for(file, ours=ours, scheduler=scheduler, scheduler_command=scheduler_command)
+    brought = brought_for(
+        file, ours=ours, as_recorded=as_recorded, scheduler=scheduler, scheduler_command=scheduler_command
+    )
     if brought != OURS and engine == "exact":
         raise UsageError(
             "--engine exact with a brought part", why="it runs our own", todo="add --ours if that is wanted"

@@ -261,24 +261,33 @@ def _part_option(name: str) -> Callable[[Callable], Callable]:
     return click.option(f"--{name}", metavar="PACKAGE:FACTORY", help=said)
 
 
-def ours_option(command: Callable) -> Callable:
-    """``--ours`` of a subcommand that runs a case file."""
+def whose_options(command: Callable) -> Callable:
+    """``--as-recorded`` and ``--ours`` of a subcommand that runs a case file."""
     said = "Run our own scheduler and engine, whatever the file names."
-    return click.option("--ours", is_flag=True, help=said)(command)
+    command = click.option("--ours", is_flag=True, help=said)(command)
+    said = "Run the scheduler and the engine that the file names: this executes what it says."
+    return click.option("--as-recorded", is_flag=True, help=said)(command)
 
 
-def brought_for(file: Path, *, ours: bool, **options: str | None) -> Brought:
-    """What a case in a file is run with: the parts that the options name, else those on record in the file,
-    which is said; ours with ``--ours``. Raises ``UsageError`` for both at once.
+def brought_for(file: Path, *, ours: bool, as_recorded: bool, **options: str | None) -> Brought:
+    """What a case in a file is run with: the parts that the options name, or those on record in the file. A
+    file may come from anybody, so what it names is executed only when that is asked for. Raises
+    ``UsageError`` when it names parts and nobody said whose to take, and for contradictions.
     """
     named = Brought(**options)
+    if ours + as_recorded + (named != OURS) > 1:
+        given = [name for name, is_there in (("--ours", ours), ("--as-recorded", as_recorded)) if is_there]
+        raise UsageError(f"{' with '.join(given)}{named.options}", why="they contradict each other")
     if ours or named != OURS:
-        if ours and named != OURS:
-            raise UsageError(f"--ours with{named.options}", why="they contradict each other")
         return named
     recorded = Brought(**brought_parts(file))
-    if recorded != OURS:
-        click.echo(f"with{recorded.options}, as the case file says (--ours: with ours)")
+    if recorded != OURS and not as_recorded:
+        raise UsageError(
+            "the case file names what it was run with",
+            where=str(file),
+            why=f"it says{recorded.options}",
+            todo="--as-recorded executes that, --ours takes our own",
+        )
     return recorded
 
 

@@ -65,9 +65,9 @@ def test_check_is_red_with_a_planted_fault_and_says_how_to_replay_it(
     file = replay.split()[3]
     for command in (["replay", file], ["bisect", file], ["trace", file, "--html", "trace.html"]):
         capfd.readouterr()
-        code = run_main(command)
-        said = capfd.readouterr().out
-        assert f"with {name} {EXAMPLES}:{factory}, as the case file says" in said
+        assert run_main(command) == ExitCode.USAGE  # a file may be a stranger's: nothing is executed unasked
+        assert f"it says {name} {EXAMPLES}:{factory}" in capfd.readouterr().err
+        code = run_main([*command, "--as-recorded"])
         assert code == ExitCode.FAIL or command[0] == "trace", command  # a trace is judged by its notes
         assert run_main([*command, "--ours"]) == ExitCode.PASS  # ours has no such fault
 
