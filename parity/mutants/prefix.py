@@ -13,6 +13,7 @@ from parity.mutants.mutant import Killer, Reach, mutant
 from parity.mutants.rows import DIFFERS, everywhere
 from parity.mutants.seam import Change, in_batches, in_method
 from parity.mutants.trials import exact_trial
+from parity.records import Case, Session
 from scheduler.engine import Batch, Call, MemoryOp, OpKind
 from scheduler.limits import Sharing
 from scheduler.memory import Memory
@@ -250,3 +251,60 @@ def copy_forgotten() -> Change:
         return replace(batch, stages=tuple(tuple(map(drop, calls)) for calls in batch.stages))
 
     return change
+
+
+def _cut_with_nobody_running() -> Case:
+    """A tight pool in which the last session may share less than is resident, of an entry that is not the
+    only one with those first tokens.
+    """
+    chosen = (
+        ((143, 133, 8, 56, 159, 238, 106), 9, 2),
+        ((150, 207, 116), 1, 2),
+        ((88, 150, 117, 188, 140, 245), 2, 1),
+        ((88, 212), 1, 2),
+        ((212, 142, 156), 12, 2),
+        ((88, 51, 96, 40, 244, 197, 140), 1, 0),
+        ((88, 212, 65, 41, 180, 45), 1, 2),
+    )
+    return Case(
+        family="llama",
+        model="llama",
+        sessions=tuple(
+            Session(prompt=prompt, max_tokens=outputs, priority=priority)
+            for prompt, outputs, priority in chosen
+        ),
+        pool_cells=42,
+        num_sequences=12,
+        max_num_batched_tokens=2,
+        max_num_seqs=4,
+        prefix_block_tokens=1,
+        policy="sglang_adder",
+        policy_options=(("max_extend_tokens", 4),),
+    )
+
+
+@mutant(
+    in_method(Memory, "open"),
+    part="prefix",
+    killers=(Killer.CONTRACT,),
+    trials=(exact_trial(_cut_with_nobody_running()),),
+)
+def another_entry_pinned(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A share that is cut short pins whatever entry begins alike, not the one that admission counted."""
+
+    def open_session(self: Memory, view: SessionView, count: int) -> bool:
+        lookup = self.prefix.lookup
+
+        def short_lookup(chain: tuple[bytes, ...]) -> tuple[PrefixEntry | None, int]:
+            found = lookup(chain[: count + 1])
+            if found[0] is not lookup(chain)[0]:
+                reach()
+            return found
+
+        self.prefix.lookup = short_lookup if count else lookup
+        try:
+            return original(self, view, count)
+        finally:
+            self.prefix.lookup = lookup
+
+    return open_session
