@@ -193,14 +193,21 @@ def _run_mutants(job: GateJob) -> GateCheck:
     )
     alive = [report for report in reports if report.status is not Status.KILLED]
     verdict = Verdict.FAIL if alive else Verdict.PASS if reports else Verdict.UNKNOWN
-    reason = (
-        f"{len(alive)} of {len(reports)} not killed: {', '.join(r.name for r in alive[:5])}" if alive else ""
-    )
+    # Red without its fault: the tree itself is wrong, and what the checker saw says how.
+    broken = [t for r in alive for t in r.trials if t.status is Status.BROKEN]
+    reason = f"{len(alive)} of {len(reports)} not killed: {', '.join(r.name for r in alive[:5])}"
     return _check(
         job,
         verdict,
-        reason=reason or ("" if reports else "no mutant applies"),
-        explanation="\n".join(f"{r.name}: {r.status.value}, {r.fault}" for r in alive),
+        reason=(f"{broken[0].trial}: {broken[0].text}; {reason}" if broken else reason)
+        if alive
+        else ("" if reports else "no mutant applies"),
+        explanation="\n".join(
+            f"{r.name}: {t.status.value}, {r.fault} {t.trial}: {t.text}"
+            for r in alive
+            for t in r.trials
+            if t.status is not Status.KILLED
+        ),
         marks={"killed": len(reports) - len(alive), "planted": len(reports)},
     )
 

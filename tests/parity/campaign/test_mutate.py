@@ -61,6 +61,14 @@ def test_every_operator_applies_where_it_should_and_nowhere_else() -> None:
     ]
 
 
+def test_a_change_stays_within_its_lines_whatever_stands_around_it() -> None:
+    source = "if (\n    not ä  # why\n    and (b or c)\n):\n    f(\n        1,\n        x[0] < 2,\n    )\n"
+    changed = [mutation.source for mutation in find_mutations("a.py", source)]
+    assert changed[0] == source.replace("(\n    not ä", "not (not ä").replace("c)\n)", "c))")
+    assert changed[1:3] == [source.replace("  # why\n    and", " or"), source.replace("not ä", "(ä)")]
+    assert source.replace("x[0] < 2", "x[0] > 2") in changed
+
+
 def test_equal_lines_at_different_places_are_different_mutations() -> None:
     found = list(find_mutations("a.py", "x = 0\nx += y\nx += y\n"))
     swapped = [m for m in found if m.operator == "arithmetic"]

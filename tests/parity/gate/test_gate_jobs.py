@@ -237,6 +237,23 @@ def test_surviving_mutant_fails_the_gate_and_is_named(monkeypatch: pytest.Monkey
     assert run_job(GateJob(kind=CheckKind.MUTANTS, name="mutants")).verdict is Verdict.UNKNOWN
 
 
+def test_mutant_that_is_red_without_its_fault_says_what_is_wrong_with_the_tree(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trials = (
+        TrialReport("fine", Status.KILLED, "bits", "session 0", 0.1),
+        TrialReport("drawn", Status.BROKEN, "", "red without the fault: token 3 instead of 0", 0.1),
+    )
+    report = MutantReport("a_fault", "It is wrong.", "sampling", ("llama",), trials)
+    monkeypatch.setattr(gate_jobs, "judge_mutants", lambda *_: [report])
+    found = run_job(GateJob(kind=CheckKind.MUTANTS, name="mutants"))
+    assert found.verdict is Verdict.FAIL
+    assert found.reason == "drawn: red without the fault: token 3 instead of 0; 1 of 1 not killed: a_fault"
+    assert found.explanation == (
+        "a_fault: broken, It is wrong. drawn: red without the fault: token 3 instead of 0"
+    )
+
+
 def test_golden_that_differs_fails_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     def changes(family: str, *, search: bool, tier: Tier) -> Any:
         assert not search and tier is Tier.BITS
