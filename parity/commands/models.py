@@ -115,6 +115,7 @@ def print_listings(listings: list[ModelListing]) -> None:
         click.echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
     variants = ", ".join(f"family:{name}" for name in FILE_TYPES)
     click.echo(
-        f"\nalso made on demand: {variants} (256 wide, quantised by llama.cpp), mid:q8_0, mid:q4_0 (150M)"
+        f"\nalso made on demand: {variants} (256 wide, quantised by llama.cpp), family:row:q8_0 (any "
+        "generated row), mid:q8_0, mid:q4_0 (150M)"
     )
     click.echo(f"generated files are kept in {cache_dir('models')}")

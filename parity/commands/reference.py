@@ -14,11 +14,16 @@ from rich.console import Console
 from parity.errors import ExitCode, UsageError
 from parity.models.families import load_families
 from parity.outputs import OUTPUT_FILE
-from parity.suites.truth import PROMPT_TOKENS, WAYS, measure_distances
+from parity.suites.truth import PROMPT_TOKENS, WAYS, measure_distances, variant_models
 
 
 @click.command()
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.option(
+    "--variants",
+    is_flag=True,
+    help="Instead of MODEL: every variant row, and these and the 256 wide rows quantised.",
+)
 @click.option(
     "--way", "ways", multiple=True, type=click.Choice(list(WAYS)), help="Only this way; may be repeated."
 )
@@ -32,13 +37,20 @@ from parity.suites.truth import PROMPT_TOKENS, WAYS, measure_distances
 @click.option("--json", "as_json", is_flag=True, help="Print the distances as JSON.")
 @click.option("--out", type=OUTPUT_FILE, help="Draw them into this .png or .svg file.")
 def command(
-    models: tuple[str, ...], ways: tuple[str, ...], prompt_tokens: str, as_json: bool, out: Path | None
+    models: tuple[str, ...],
+    variants: bool,
+    ways: tuple[str, ...],
+    prompt_tokens: str,
+    as_json: bool,
+    out: Path | None,
 ) -> ExitCode:
     """Compare llama.cpp alone with the float64 reference at every position of some prompts.
 
     MODEL: as for `parity check --model`; without any, the tiny model of every family. The exit code is 1 if a
     position is further from the reference than rounding can bring it.
     """
+    if models and variants:
+        raise UsageError("--variants names its models itself", why=f"{models[0]!r} was named too")
     if out is not None and out.suffix not in (".png", ".svg"):
         raise UsageError("picture has no known ending", where=str(out), todo="end --out in .png or .svg")
     try:
@@ -51,7 +63,7 @@ def command(
         )
     distances = [
         distance
-        for model in models or tuple(load_families())
+        for model in models or (variant_models() if variants else tuple(load_families()))
         for distance in measure_distances(model, ways=ways or tuple(WAYS), prompt_tokens=lengths)
     ]
     if out is not None:

@@ -118,7 +118,7 @@ class Golden:
                 "golden cannot be read",
                 where=where,
                 why=str(error),
-                todo="restore it from the repository or run `parity regen`",
+                todo="restore it from the repository; to replace it, remove it and run `parity regen`",
             ) from error
 
 

@@ -46,8 +46,8 @@ def resolve_model(spec: str) -> ModelFile:
     """The file that ``spec`` names, made if it can be made here; ``UsageError`` if not.
 
     ``llama`` (the tiny row), ``llama:<row>`` (``tiny``, ``wide`` or ``f32_256``, ``real``, ...),
-    ``llama:q8_0``, ``llama:q4_0``, ``llama:q4_k_m`` (the 256-wide row quantised by llama.cpp), ``mid:q8_0``
-    (the 150M model), ``smollm2-135m``, or a path.
+    ``llama:q8_0``, ``llama:q4_0``, ``llama:q4_k_m`` (the 256-wide row quantised by llama.cpp),
+    ``llama:scaled:q8_0`` (any generated row), ``mid:q8_0`` (the 150M model), ``smollm2-135m``, or a path.
     """
     if spec.endswith(".gguf") or "/" in spec:
         return _any_file(Path(spec))
@@ -56,7 +56,7 @@ def resolve_model(spec: str) -> ModelFile:
         return _of_family(load_family(head), tail or "tiny")
     families = load_families()
     if head == MID_FROM:
-        return _variant(families["llama"], MID_FROM, tail or "q8_0")
+        return _quantised(families["llama"], MID_FROM, tail or "q8_0")
     for family in families.values():
         if spec in family.rows and spec not in ("tiny", "real"):
             return _row_file(family, family.rows[spec])
@@ -67,15 +67,23 @@ def resolve_model(spec: str) -> ModelFile:
     )
 
 
-def _of_family(family: Family, row: str) -> ModelFile:
-    if row in FILE_TYPES:
-        return _variant(family, QUANTISED_FROM, row)
-    return _row_file(family, family.row(ROW_ALIASES.get(row, row)))
+def _of_family(family: Family, tail: str) -> ModelFile:
+    if tail in FILE_TYPES:
+        return _quantised(family, QUANTISED_FROM, tail)
+    name, colon, file_type = tail.partition(":")
+    row = ROW_ALIASES.get(name, name)
+    return _quantised(family, row, file_type) if colon else _row_file(family, family.row(row))
 
 
-def _variant(family: Family, source_row: str, file_type: str) -> ModelFile:
+def _quantised(family: Family, source_row: str, file_type: str) -> ModelFile:
     """A generated row quantised to ``file_type`` (``f32``: the row itself)."""
     source = family.row(source_row)
+    if source.source is not RowSource.GENERATED:
+        raise UsageError(
+            f"model row {source_row!r} of {family.name} is not quantised here",
+            why=f"it has the quantisation of its file, {source.quantisation}",
+            todo=f"name {family.name}:{source_row}, or a generated row; `parity models` lists them",
+        )
     if file_type == "f32":
         return _row_file(family, source)
     if file_type not in FILE_TYPES:

@@ -24,6 +24,8 @@ from parity.errors import UsageError
 from parity.models import resolve_model
 from parity.models.facts import read_header
 from parity.models.families import load_family
+from parity.models.quantise import FILE_TYPES
+from parity.models.tiny.variants import VARIANTS
 from parity.processes import shared_worker
 from parity.records import Verdict
 from parity.reference import Kernel, Weights, load_weights, run_reference
@@ -32,6 +34,7 @@ from parity.run.profiles import profile_of
 
 PROMPT_TOKENS = (1, 7, 33, 100, 250)
 FLOAT_TYPES = {"F32", "F16", "BF16"}
+K_QUANT_FILES = ("q4_k_m",)
 AS_STORED = NumericsProfile(name="row, weights as stored", use_extra_bufts=False)
 
 
@@ -113,6 +116,18 @@ def reference_prompt(n_tokens: int, n_vocab: int) -> tuple[int, ...]:
     """The prompt of a length: the same tokens every time, drawn from the whole vocabulary."""
     rng = random.Random(f"reference {n_tokens}")
     return tuple(rng.randrange(n_vocab) for _ in range(n_tokens))
+
+
+def variant_models() -> tuple[str, ...]:
+    """Names of all models beside the tiny ones that are made here and small: the variant rows, these
+    quantised, and the 256 wide rows quantised. A K-quant block is 256 values, which no variant row has.
+    """
+    rows = [f"{family}:{row}" for family, variants in VARIANTS.items() for row in variants]
+    return (
+        *rows,
+        *(f"{row}:{file_type}" for row in rows for file_type in FILE_TYPES if file_type not in K_QUANT_FILES),
+        *(f"{family}:{file_type}" for family in VARIANTS for file_type in FILE_TYPES),
+    )
 
 
 def measure_distances(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from parity.engines.llama import quantise_model
 from parity.gate.plan import GateJob
 from parity.gate.result import CheckKind
 from parity.golden.cases import GoldenMode, golden_path
@@ -20,8 +17,7 @@ from parity.models.vocabulary import BOS
 from parity.plugin import family_params, gate_params
 from parity.records import Verdict
 from parity.reference import load_weights, run_reference
-from parity.reference.comparison import compare_with_reference
-from parity.suites.truth import PROMPT_TOKENS, WAYS, answers_alone, measure_distances, reference_prompt
+from parity.suites.truth import PROMPT_TOKENS, WAYS, measure_distances, variant_models
 
 SHORTER = (1, 7, 33, 100)
 FAMILIES = load_families()
@@ -33,6 +29,15 @@ def variant_params() -> list:
         pytest.param(f"{family}:{name}", marks=getattr(pytest.mark, FAMILIES[family].marker))
         for family, variants in VARIANTS.items()
         for name in variants
+    ]
+
+
+def quantised_params() -> list:
+    """Every quantised model under its family's marker."""
+    return [
+        pytest.param(model, marks=getattr(pytest.mark, FAMILIES[model.partition(":")[0]].marker))
+        for model in variant_models()
+        if model.rpartition(":")[2] in FILE_TYPES
     ]
 
 
@@ -91,26 +96,9 @@ def sorted_second(logits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.quantised
-@pytest.mark.parametrize("file_type", FILE_TYPES)
-@pytest.mark.parametrize("family", family_params())
-def test_quantised_model_is_right_by_its_own_weights(family: str, file_type: str) -> None:
-    for distance in measure_distances(
-        f"{family}:{file_type}", ways=("plain", "unified"), prompt_tokens=SHORTER
-    ):
+@pytest.mark.parametrize("model", quantised_params())
+def test_quantised_model_is_right_by_its_own_weights(model: str) -> None:
+    kinds = {tensor.kind for tensor in load_weights(resolve_model(model).path).tensors.values()}
+    assert kinds & {"Q8_0", "Q4_0", "Q4_K"}
+    for distance in measure_distances(model, ways=("plain", "unified"), prompt_tokens=SHORTER):
         assert distance.verdict is Verdict.PASS, (distance.way, distance.beyond)
-
-
-@pytest.mark.quantised
-@pytest.mark.parametrize("file_type", ["q8_0", "q4_0"])
-@pytest.mark.parametrize("model", variant_params())
-def test_quantised_variant_is_right_by_its_own_weights(model: str, file_type: str, tmp_path: Path) -> None:
-    path = tmp_path / "quantised.gguf"
-    quantise_model(resolve_model(model).path, path, int(FILE_TYPES[file_type]), 1)
-    weights = load_weights(path)
-    assert any(tensor.kind == file_type.upper() for tensor in weights.tensors.values())
-    prompts = [reference_prompt(count, 256) for count in SHORTER]
-    for way in (WAYS["plain"], WAYS["unified"]):
-        answers = answers_alone(model, way, prompts, chunk_rows=way.chunks[0], path=path)
-        for prompt, found in zip(prompts, answers, strict=True):
-            compared = compare_with_reference(weights, prompt, found, way.kernel)
-            assert compared.is_right, (way.name, len(prompt), compared.beyond, compared.wrong_tokens)

@@ -17,6 +17,7 @@ from parity.gate.jobs import run_job
 from parity.gate.plan import GateJob
 from parity.gate.result import CheckKind
 from parity.models import resolve_model
+from parity.models.families import load_families
 from parity.records import Verdict
 from parity.suites import truth
 
@@ -60,6 +61,23 @@ def test_path_of_a_file_is_a_model_too() -> None:
     assert code == 0 and "yes" in text
 
 
+def test_variants_are_every_small_model_beside_the_tiny_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(
+        "parity.commands.reference.measure_distances", lambda model, **rest: asked.append(model) or []
+    )
+    assert run("--variants")[0] == 0
+    generated = {
+        f"{family.name}:{name}"
+        for family in load_families().values()
+        for name, row in family.rows.items()
+        if row.variant
+    }
+    assert len(asked) == len(set(asked)) == 3 * len(generated) + 3 * len(load_families()) == 45
+    assert set(asked[: len(generated)]) == generated
+    assert {"llama:scaled:q8_0", "qwen3next:slow:q4_0", "gemma2:q4_k_m"} <= set(asked)
+
+
 def test_wrong_answer_is_named_with_its_position_and_fails(wrong_unified: None) -> None:
     code, text = run("llama", "--prompt-tokens", "3,9", "--way", "plain", "--way", "unified")
     assert code == 1
@@ -92,6 +110,7 @@ def test_gate_check_fails_with_the_position_and_passes_without(
         (["nobody"], "unknown model 'nobody'"),
         (["llama", "--prompt-tokens", "0"], "needs numbers from 1 on"),
         (["llama", "--prompt-tokens", "seven"], "needs numbers from 1 on"),
+        (["llama", "--variants"], "--variants names its models itself"),
         (["llama", "--out", "x.jpg"], "end --out in .png or .svg"),
     ],
 )

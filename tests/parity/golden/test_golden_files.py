@@ -333,6 +333,20 @@ def test_regen_prints_the_difference_and_writes_only_when_accepted(goldens: Path
     )
 
 
+@pytest.mark.parametrize("accept", [(), ("--accept", "--reason", "looks right")], ids=["shown", "accepted"])
+def test_regen_refuses_a_golden_that_was_edited_by_hand(tmp_path: Path, accept: tuple[str, ...]) -> None:
+    goldens = Path(shutil.copytree(GOLDEN_DIR, tmp_path / "golden"))
+    path = golden_path("llama", GoldenMode.SHORT, goldens)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(re.sub(r'"margin": 0', '"margin": 1', text, count=1), encoding="utf-8")
+    edited = contents(goldens)
+    assert edited["llama/short.json"] != text
+    done = run(goldens, *REGEN, "--directory", str(goldens), *accept)
+    assert done.returncode == 64, done.stdout + done.stderr
+    assert "short.json: its content is not what its digest was made of: it was edited" in done.stderr
+    assert contents(goldens) == edited
+
+
 def test_regen_accepts_nothing_without_a_reason(goldens: Path) -> None:
     done = run(goldens, *REGEN, "--directory", str(goldens), "--accept")
     assert done.returncode == 64

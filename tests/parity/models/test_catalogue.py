@@ -34,6 +34,15 @@ def test_wide_row_has_the_name_of_what_it_is() -> None:
     assert resolve_model("gemma2:f32_256") == resolve_model("gemma2:wide")
 
 
+def test_generated_row_is_quantised_by_name() -> None:
+    quantised = resolve_model("llama:scaled:q8_0")
+    assert (quantised.family, quantised.row) == ("llama", "scaled-q8_0")
+    types = {tensor.type.name for tensor in read_header(quantised.path).tensors}
+    assert types == {"F32", "Q8_0"}  # norms and biases stay
+    assert resolve_model("llama:scaled:f32") == resolve_model("llama:scaled")
+    assert resolve_model("llama:wide:q4_0") == resolve_model("llama:q4_0")
+
+
 def test_path_belongs_to_the_family_of_its_architecture(tmp_path: Path) -> None:
     target = tmp_path / "mine.gguf"
     target.write_bytes(resolve_model("falcon_h1").path.read_bytes())
@@ -48,6 +57,10 @@ def test_path_belongs_to_the_family_of_its_architecture(tmp_path: Path) -> None:
         ("mamba", "unknown model 'mamba'"),
         ("llama:huge", "no model row 'huge'"),
         ("mid:q3_k", "unknown quantisation 'q3_k'"),
+        ("llama:scaled:", "unknown quantisation ''"),
+        ("llama:scaled:q8", "unknown quantisation 'q8'"),
+        ("llama:huge:q8_0", "no model row 'huge'"),
+        ("llama:real:q8_0", "'real' of llama is not quantised here: it has the quantisation of its file"),
         ("llama:real", "model llama:real is not here"),
         ("nowhere/model.gguf", "model not found"),
     ],
