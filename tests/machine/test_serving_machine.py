@@ -87,7 +87,7 @@ def test_machine_kills_what_a_user_brings_with_a_fault(wrong: Brought) -> None:
         ("tests.machine.examples", "package.module:factory"),
         ("no.such.module:make", "cannot be imported"),
         ("tests.machine.examples:absent", "has no 'absent'"),
-        ("tests.machine.test_serving_machine:VOCABULARY", "not a factory"),
+        ("tests.machine.test_serving_machine:EXAMPLES", "not a factory"),
     ],
 )
 def test_a_wrong_factory_is_named(specification: str, part: str) -> None:

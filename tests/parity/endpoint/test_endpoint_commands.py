@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from parity.commands.check import OURS_ALONE
 from parity.commands.check import command as check
 from parity.commands.check_endpoint import command as check_endpoint
 from parity.errors import ExitCode, UsageError
@@ -52,8 +53,7 @@ def by_check_endpoint(url: str, *more: str) -> ExitCode:
 
 def test_both_doors_have_the_same_options() -> None:
     """All but how the server is named, and what is for our own engine."""
-    ours = {"families", "layouts", "policy", "policy_options", "sessions", "scheduler", "engine", "jobs"}
-    names = {parameter.name for parameter in check.params} - ours - {"endpoint"}
+    names = {parameter.name for parameter in check.params} - set(OURS_ALONE) - {"endpoint"}
     assert names == {parameter.name for parameter in check_endpoint.params} - {"url"}
     assert "Another name of `parity check --endpoint URL`" in check_endpoint.help
 
