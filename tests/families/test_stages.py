@@ -78,9 +78,9 @@ def test_activation_handoff_matches_full_model(split: Split) -> None:
     assert report["rows"] == sum((1, 37, 64, 130)) + 4 * 32
 
 
-@pytest.mark.parametrize("family", family_params())
-def test_cache_state_restore_matches_recompute(family: str) -> None:
-    report = shared_worker(()).call("parity.suites.states:check_states_here", {"family": family})
+@pytest.mark.parametrize("job", gate_params(CheckKind.STATES))
+def test_cache_state_restore_matches_recompute(job: GateJob) -> None:
+    report = shared_worker(()).call("parity.suites.states:check_states_here", {"family": job.family})
 
     assert report["differing"] == []
     assert report["compared"] == 10 * len(SAVED_AT)
