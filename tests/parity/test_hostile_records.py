@@ -177,6 +177,10 @@ ODD = (
 )
 
 
+NO_SAMPLING = {"temperature": 0.0, "seed": 0, "top_k": 0, "top_p": 1.0, "key": ""}
+NO_OBJECTIVES = {"ttft_ms": None, "tbt_ms": None}
+
+
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
 def test_any_value_anywhere_is_kept_as_it_is_or_refused(data: st.DataObject) -> None:
@@ -193,4 +197,14 @@ def test_any_value_anywhere_is_kept_as_it_is_or_refused(data: st.DataObject) -> 
     except UsageError as error:
         assert "\n" not in error.line
     else:
+        for session in case["sessions"]:  # a key that is left out has its default
+            session["sampling"] = {**NO_SAMPLING, **session["sampling"]}
+            session["slo"] = {**NO_OBJECTIVES, **session["slo"]}
         assert json.loads(read.to_json()) == case
+
+
+def test_a_case_may_leave_out_what_has_a_default() -> None:
+    case = json.loads(FULL.to_json())
+    case["sessions"][0] |= {"sampling": {}, "slo": {}}
+    session = json.loads(Case.from_json(json.dumps(case)).to_json())["sessions"][0]
+    assert (session["sampling"], session["slo"]) == (NO_SAMPLING, NO_OBJECTIVES)
