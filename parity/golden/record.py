@@ -17,7 +17,7 @@ from parity.records import Tier
 GOLDEN_FORMAT = 2
 MIN_MARGIN = 0.2  # every generated token's top-1 leads by at least this, in every golden
 MARGIN_DIGITS = 6  # of those that margins are written with
-SAME_MARGIN = 1e-4  # float64 on another processor moves a margin by far less than this part of it
+SAME_MARGIN = 1e-5  # of a margin: the last of the digits that it is written with
 
 
 def content_digest(data: dict[str, Any]) -> str:
