@@ -6,7 +6,6 @@ A stage that dies is named, and nobody waits for it for ever.
 from __future__ import annotations
 
 import atexit
-import base64
 import contextlib
 import os
 import queue
@@ -23,23 +22,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from parity.engines.llama import LlamaModel
-from parity.engines.numerics import NumericsProfile
-from parity.engines.pool import PoolContext, SamplingEngine, wanted_rows
+from parity.engines.pool import SamplingEngine, wanted_rows
 from parity.engines.stage import HiddenRows, Stage, StageSettings
 from parity.errors import UsageError
 from parity.processes import (
-    DEFAULT_TIMEOUT_S,
     STDERR_TAIL_BYTES,
     Wire,
     WireClosed,
     WireSilent,
-    Worker,
-    WorkerDied,
     calls_from_data,
     calls_to_data,
     end_with,
@@ -48,8 +42,8 @@ from parity.processes import (
     ops_to_data,
 )
 from parity.store import REPOSITORY
-from scheduler.engine import PAD_ROW, Batch, EngineFailure, MemoryOp, completed_result
-from scheduler.limits import Layout, PoolLimits
+from scheduler.engine import Batch, EngineFailure, MemoryOp, completed_result
+from scheduler.limits import PoolLimits
 from scheduler.records import IterationPlan, IterationResult
 
 # -- The coordinator's side of one stage's process: its start, its end, and the connection to it.
@@ -133,16 +127,26 @@ class Launched(NamedTuple):
 
 class ProcessChain(SamplingEngine):
     """Implements ``scheduler.engine.OverlappingEngine``; the same as ``StageChain``, with one process per
-    stage. Stages carry out their orders in turn, so several steps may be on their way at a time.
+    stage. Stages carry out their orders in turn, so several steps may be on their way at a time. With one
+    stage it is an engine in a process of its own.
 
-    After a loss every step fails at once with the same reason, until ``configure`` starts the stages anew.
+    After a loss every step fails at once with the same reason, until ``configure`` starts the stages anew;
+    with ``restarts`` the next step does, on an empty pool, and its sessions are rebuilt. ``break_next`` is a
+    fault: before the first native call of the next step the process of this stage is killed, or is out of
+    memory.
     """
 
-    def __init__(self, settings: Sequence[StageSettings], *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        settings: Sequence[StageSettings],
+        *,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+        restarts: bool = False,
+    ) -> None:
         super().__init__()
-        self.settings, self.timeout_s = tuple(settings), timeout_s
-        self.lost = ""
-        self.lose_next: int | None = None  # a fault: this stage's process dies in the middle of the next step
+        self.settings, self.timeout_s, self.restarts = tuple(settings), timeout_s, restarts
+        self._why_lost = ""
+        self.break_next: tuple[int, Literal["killed", "out_of_memory"]] | None = None
         self._step = self._given_up = 0
         self._launched: deque[Launched] = deque()
         self.busy_s = [0.0] * len(self.settings)  # of every stage, inside its steps less its waits for rows
@@ -157,6 +161,11 @@ class ProcessChain(SamplingEngine):
         """Process ids of the stages."""
         return [stage.process.pid for stage in self._stages]
 
+    @property
+    def lost(self) -> str:
+        """Why no step can run until ``configure``; empty while steps can, or the next one starts anew."""
+        return "" if self.restarts else self._why_lost
+
     def _start(self) -> None:
         links = [socket.socketpair() for _ in self.settings[1:]]
         for index, settings in enumerate(self.settings):
@@ -165,7 +174,7 @@ class ProcessChain(SamplingEngine):
             self._stages.append(StageProcess(settings, upstream, downstream, timeout_s=self.timeout_s))
         for stage in self._stages:
             stage.wire.send({"settings": stage.settings.to_json()})
-        self.lost = ""
+        self._why_lost = ""
         self._gather(range(len(self._stages)), timeout_s=START_TIMEOUT_S)
 
     def _end(self) -> None:
@@ -183,14 +192,14 @@ class ProcessChain(SamplingEngine):
         for settings, own in zip(self.settings, limits, strict=True):
             if own.num_sequences > settings.num_sequences or own.num_cells >= self._context_cells(settings):
                 raise ValueError(f"limits {own} do not fit {settings}")
-        self.limits, self.lose_next = limits, None
+        self.limits, self.break_next = limits, None
         self._give_up_launched()
-        if not self.lost:
+        if not self._why_lost:
             try:
                 self._order([{"do": "clear"}] * len(self._stages))
             except StageLost:
                 pass  # it died idle: nobody was harmed
-        if self.lost:
+        if self._why_lost:
             self._end()
             self._start()
 
@@ -201,7 +210,7 @@ class ProcessChain(SamplingEngine):
     def apply(self, stages: Sequence[Sequence[MemoryOp]]) -> None:
         """Apply operations. With a lost stage there is no memory to apply them to: the next step says so."""
         self._give_up_launched()
-        if self.lost:
+        if self._why_lost:
             return
         try:
             self._order([{"do": "apply", "ops": ops_to_data(ops)} if ops else None for ops in stages])
@@ -212,7 +221,7 @@ class ProcessChain(SamplingEngine):
         """Logical ids that still hold something in any stage; none when a stage
         is lost, and its memory with it.
         """
-        if self.lost:
+        if self._why_lost:
             return []
         try:
             answers = self._order([{"do": "leftovers"}] * len(self._stages))
@@ -226,7 +235,9 @@ class ProcessChain(SamplingEngine):
 
     def launch(self, plan: IterationPlan, batch: Batch, now_ms: float) -> None:
         """Send a step's orders to every stage. That a stage is lost is told by ``collect``."""
-        failure = StageLost(self._lost_stage, self.lost) if self.lost else None
+        if self._why_lost and self.restarts:
+            self._start()
+        failure = StageLost(self._lost_stage, self._why_lost) if self._why_lost else None
         if failure is None:
             self._send(self._orders(batch))
         self._launched.append(Launched(plan, batch, now_ms, failure))
@@ -250,7 +261,7 @@ class ProcessChain(SamplingEngine):
         """Wait for the steps that are on their way, and forget what comes of them."""
         self._given_up += 1
         while self._launched:
-            if self._launched.popleft().failure is None and not self.lost:
+            if self._launched.popleft().failure is None and not self._why_lost:
                 with contextlib.suppress(EngineFailure):
                     self._note_busy(self._gather(range(len(self._stages)), lambda rows, logits: None))
 
@@ -275,10 +286,10 @@ class ProcessChain(SamplingEngine):
                     "positions": batch.positions,
                     "wanted": wanted,
                     "fail_before": self._fail_before(len(calls)),
-                    "die_before": 0 if index == self.lose_next else None,
+                    "breaks": self.break_next[1] if self.break_next and self.break_next[0] == index else None,
                 }
             )
-        self.lose_next = None
+        self.break_next = None
         return orders
 
     def _fail_before(self, num_calls: int) -> int | None:
@@ -360,7 +371,7 @@ class ProcessChain(SamplingEngine):
 
     def _lose(self, index: int, reason: str) -> None:
         """Give the chain up: end every stage, remember why, and say so."""
-        self.lost, self._lost_stage = reason, index
+        self._why_lost, self._lost_stage = reason, index
         self._end()
         raise StageLost(index, reason)
 
@@ -369,10 +380,11 @@ class ProcessChain(SamplingEngine):
         for index, answer in sorted(answers.items()):
             if "usage" in answer or "error" in answer:
                 self._end()
-                self.lost, self._lost_stage = answer.get("error", "it was not loaded"), index
+                self._why_lost, self._lost_stage = answer.get("error", "it was not loaded"), index
                 if "usage" in answer:
                     raise UsageError(answer["usage"])
-                raise RuntimeError(f"{self.settings[index].label}: {answer['error']}")
+                reason = f"{self.settings[index].label}: {answer['error']}"
+                raise StageLost(index, reason) if self.restarts else RuntimeError(reason)
             if "failure" in answer:
                 raise EngineFailure(answer["failure"])
 
@@ -463,8 +475,10 @@ class StageServer:
             nonlocal begun
             if self._broke_off == order["given_up"]:
                 raise EngineFailure("a step before this one broke off")
-            if begun == order["die_before"]:
+            if begun == 0 and order["breaks"] == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if begun == 0 and order["breaks"] == "out_of_memory":
+                _exhaust_memory()
             if begun == order["fail_before"]:
                 raise EngineFailure(f"injected failure before its native call {begun}")
             begun += 1
@@ -552,149 +566,7 @@ def main(arguments: list[str]) -> None:
         pass  # the coordinator has gone, and with it everybody who could want an answer
 
 
-# -- An engine in a process of its own: when that dies, the step fails and the sessions are rebuilt elsewhere.
-#
-# The scheduler stays alive in the caller's process, so nothing that was accepted is lost.
-
 HUGE_BYTES = 1 << 32  # more than a process whose address space is full can get
-
-
-class RemoteEngine(SamplingEngine):
-    """Implements ``scheduler.engine.Engine`` on a context in a worker process.
-
-    ``die_before_call`` and ``exhaust_before_call`` are faults of the next step: the process is killed, or out
-    of memory, before that native call. ``settings`` are the arguments of ``PoolContext``.
-    """
-
-    def __init__(self, model_path: Path, *, use_extra_bufts: bool, settings: dict[str, Any]) -> None:
-        super().__init__()
-        profile: NumericsProfile = settings["profile"]
-        self._opening = {
-            "path": str(model_path),
-            "use_extra_bufts": use_extra_bufts,
-            "settings": {**settings, "layout": settings["layout"].value, "profile": profile.to_json()},
-        }
-        self._worker = Worker(profile.environment)
-        self._is_open = False
-        self.timeout_s = DEFAULT_TIMEOUT_S
-        self.die_before_call: int | None = None
-        self.exhaust_before_call: int | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the engine's process, None when there is none."""
-        return self._worker.pid
-
-    def configure(self, limits: PoolLimits) -> None:
-        """Use ``limits`` from now on; the pool must be idle."""
-        self.limits = (limits,)
-        self.die_before_call = self.exhaust_before_call = None
-        if self._is_open:
-            self._ask("clear_here", {})
-
-    def apply(self, stages: Sequence[Sequence[MemoryOp]]) -> None:
-        """Apply operations; a process that has died holds nothing that they could apply to."""
-        if self._is_open:
-            self._ask("apply_here", {"ops": ops_to_data(stages[0])})
-
-    def leftover_sequences(self) -> list[int]:
-        """Logical ids that still hold something."""
-        return self._ask("leftovers_here", {}) if self._is_open else []
-
-    def close(self) -> None:
-        """End the process."""
-        self._worker.close()
-        self._is_open = False
-
-    def _run(
-        self, batch: Batch, wanted: Sequence[int], give: Callable[[Sequence[int], np.ndarray], None]
-    ) -> None:
-        if not self._is_open:
-            self._ask("open_here", self._opening)
-            self._is_open = True
-        order = {
-            "calls": calls_to_data(batch.stages[0]),
-            "tokens": batch.tokens,
-            "positions": batch.positions,
-            "wanted": list(wanted),
-            "fail_before": self.fail_before_call,
-            "die_before": self.die_before_call,
-            "exhaust_before": self.exhaust_before_call,
-        }
-        self.fail_before_call = self.die_before_call = self.exhaust_before_call = None
-        answer = self._ask("run_here", order)
-        if "failure" in answer:
-            raise EngineFailure(answer["failure"])
-        for rows, text in answer["logits"]:
-            give(rows, np.frombuffer(base64.b64decode(text), np.float32).reshape(len(rows), -1))
-
-    def _ask(self, function: str, arguments: dict[str, Any]) -> Any:
-        """Call a function of this module in the process. Raises ``EngineFailure`` when it dies or fails."""
-        try:
-            return self._worker.call(f"{__name__}:{function}", arguments, timeout_s=self.timeout_s)
-        except WorkerDied as death:
-            self._is_open = False
-            raise EngineFailure(f"the engine's process {death.reason}") from death
-        except RuntimeError as error:
-            self.close()  # its memory is in doubt
-            raise EngineFailure(f"the engine's process gave up: {error}") from error
-
-
-# -- in the engine's process
-
-_open: list[PoolContext] = []
-
-
-class _Rows:
-    """The fields of a batch that a context's ``fill`` reads."""
-
-    def __init__(self, order: dict[str, Any]) -> None:
-        self.tokens, self.positions = order["tokens"], order["positions"]
-
-
-def open_here(arguments: dict[str, Any]) -> None:
-    """Load the model and make the context."""
-    settings = dict(arguments["settings"])
-    settings["layout"] = Layout(settings["layout"])
-    settings["profile"] = NumericsProfile.from_json(settings["profile"])
-    model = LlamaModel(Path(arguments["path"]), use_extra_bufts=arguments["use_extra_bufts"])
-    _open.append(PoolContext(model, **settings))
-
-
-def clear_here(arguments: dict[str, Any]) -> None:
-    """Empty the pool."""
-    _open[-1].context.clear()
-
-
-def apply_here(arguments: dict[str, Any]) -> None:
-    """Apply memory operations."""
-    _open[-1].apply(ops_from_data(arguments["ops"]))
-
-
-def leftovers_here(arguments: dict[str, Any]) -> list[int]:
-    """Logical ids that still hold something."""
-    return _open[-1].leftover_sequences()
-
-
-def run_here(order: dict[str, Any]) -> dict[str, Any]:
-    """Run a batch's calls; logits of the wanted rows as base64 of float32."""
-    pool, wanted, logits = _open[-1], order["wanted"], []
-    try:
-        for index, call in enumerate(calls_from_data(order["calls"])):
-            if index == order["die_before"]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if index == order["exhaust_before"]:
-                _exhaust_memory()
-            if index == order["fail_before"]:
-                raise EngineFailure(f"injected failure before native call {index}")
-            pool.apply(call.ops)
-            pool.decode(pool.fill(call, _Rows(order), wanted))
-            rows = [row for row in call.rows if row != PAD_ROW and wanted[row]]
-            if rows:
-                logits.append((rows, base64.b64encode(pool.context.logits(len(rows)).tobytes()).decode()))
-    except EngineFailure as failure:
-        return {"failure": str(failure)}
-    return {"logits": logits}
 
 
 def _exhaust_memory() -> None:

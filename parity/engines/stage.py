@@ -210,8 +210,10 @@ class StageSettings:
 
     @property
     def label(self) -> str:
-        """``stage 1 (layers 2:4)``."""
-        return f"stage {self.index} (layers {self.start}:{self.stop})"
+        """``stage 1 (layers 2:4)``, or of an unsplit model ``the engine``."""
+        return (
+            "the engine" if self.num_stages == 1 else f"stage {self.index} (layers {self.start}:{self.stop})"
+        )
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "layout": self.layout.value, "profile": self.profile.to_json()})

@@ -30,12 +30,10 @@ def inject_fault(engine: Any, fault: Fault, *, split: bool = False) -> bool:
     """Arm a fault that only an engine can show, for its next step; False if this engine cannot show it."""
     if fault.kind in (FaultKind.NO_SLOT, FaultKind.DECODE_ERROR):
         engine.fail_before_call = fault.call
-    elif fault.kind is FaultKind.WORKER_KILLED and hasattr(engine, "die_before_call"):
-        engine.die_before_call = 0
-    elif fault.kind is FaultKind.OUT_OF_MEMORY and hasattr(engine, "exhaust_before_call"):
-        engine.exhaust_before_call = 0
+    elif fault.kind in OWN_PROCESS and getattr(engine, "restarts", False):
+        engine.break_next = (0, "killed" if fault.kind is FaultKind.WORKER_KILLED else "out_of_memory")
     elif fault.kind is FaultKind.STAGE_LOST and split:
-        engine.lose_next = fault.call % len(engine.limits)
+        engine.break_next = (fault.call % len(engine.limits), "killed")
     else:
         return fault.kind is FaultKind.DISK_FULL
     return True

@@ -15,13 +15,14 @@ from typing import Any, Protocol
 
 from parity.checkers.checker import Alone
 from parity.checkers.ends import ENGINE_FAULTS
-from parity.engines.chain_processes import RemoteEngine
+from parity.engines.chain_processes import ProcessChain
 from parity.engines.exact import EngineAbort, ExactEngine, ExactModel, expected_tokens, hidden_stops
 from parity.engines.geometry import round_cells
 from parity.engines.llama import LlamaModel
 from parity.engines.numerics import ROW, NumericsProfile
 from parity.engines.pool import LlamaEngine, PoolContext, SamplingEngine
 from parity.engines.sampling import logits_digest
+from parity.engines.stage import StageSettings
 from parity.errors import UsageError
 from parity.history import Answer, Run, session_index
 from parity.models import ModelFile, resolve_model
@@ -70,7 +71,7 @@ class Runner:
     def __init__(self, *, n_threads: int = 1, remember: bool = True, stage_processes: bool = False) -> None:
         self.n_threads, self.remember = n_threads, remember
         self._models: dict[tuple, LlamaModel] = {}
-        self._engines: dict[tuple, LlamaEngine | RemoteEngine] = {}
+        self._engines: dict[tuple, LlamaEngine | ProcessChain] = {}
         self._oracles: dict[tuple, Oracle] = {}
         self.chains = StageChains(n_threads=n_threads, in_processes=stage_processes)
 
@@ -110,8 +111,15 @@ class Runner:
         alone = needs_own_process(case)
         key = (file.sha256, profile, case.layout, case.kv_type, num_sequences, num_cells, alone)
         if key not in self._engines and alone:
-            bufts = profile.use_extra_bufts
-            self._engines[key] = RemoteEngine(file.path, use_extra_bufts=bufts, settings=pool)
+            stage = StageSettings(
+                path=str(file.path),
+                index=0,
+                num_stages=1,
+                start=0,
+                stop=self.model(file, profile).n_layer,
+                **pool,
+            )
+            self._engines[key] = ProcessChain([stage], restarts=True)
         elif key not in self._engines:
             self._engines[key] = LlamaEngine(PoolContext(self.model(file, profile), **pool))
         return self._engines[key]
