@@ -23,11 +23,40 @@ from parity.errors import ExitCode, OutputError, UsageError
 from parity.outputs import OUTPUT_ERRNOS
 from parity.store import PROJECT_VARIABLE
 
+# What ``parity --help`` lists under which heading.
+HEADINGS = {
+    "Prove": ("check", "check-endpoint", "gate", "regen", "reference", "policies", "mutants", "mutate"),
+    "Search and explain": ("fuzz", "hunt", "replay", "bisect", "trace"),
+    "Serve and measure": (
+        "serve",
+        "bench",
+        "cutover",
+        "peers",
+        "handoff",
+        "overlap",
+        "churn",
+        "endurance",
+        "compare",
+        "telemetry",
+    ),
+    "Models": ("models", "fetch", "lock", "slice", "doctor", "explain-memory"),
+}
+
 
 class CommandsFolder(click.Group):
     """A group whose subcommands are the modules of ``parity.commands``; each exposes a
     click command named ``command``.
     """
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands under their headings."""
+        for heading, names in HEADINGS.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(heading):
+                limit = formatter.width - 6 - max(map(len, names))
+                formatter.write_dl(
+                    [(name, command.get_short_help_str(limit)) for name, command in found if command]
+                )
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(

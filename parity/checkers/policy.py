@@ -4,10 +4,11 @@ clocks, only completed service.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 
 from parity.history import Run, TraceStep
+from parity.records import Finding
 from scheduler.policy.cost import ExclusiveCost
 from scheduler.records import (
     BudgetLedger,
@@ -23,23 +24,25 @@ _PLAN_TYPES = (IterationPlan, PlannedChunk, QueueIntent, BudgetLedger, PolicyIde
 _KEY_TYPES = (bool, int, float, str, Fraction, tuple)
 
 
-def check_logical_plans(run: Run) -> list[str]:
+def check_logical_plans(run: Run) -> list[Finding]:
     """Plans hold sessions, intervals, intents and comparable keys: no cell, no sequence id, no address."""
-    problems = []
+    findings = []
     for traced in run.trace:
         plan = traced.flight.plan
         parts = [plan, plan.ledger, plan.policy, *plan.chunks, *plan.intents]
-        problems += [
-            f"physical: step {traced.step} plans a {type(part).__name__}"
+        findings += [
+            Finding("physical", f"step {traced.step} plans a {type(part).__name__}", {"step": traced.step})
             for part in parts
             if type(part) not in _PLAN_TYPES
         ]
-        problems += [
-            f"physical: step {traced.step} orders by a {type(value).__name__}"
+        findings += [
+            Finding(
+                "physical", f"step {traced.step} orders by a {type(value).__name__}", {"step": traced.step}
+            )
             for value in _flat(plan.order)
             if type(value) not in _KEY_TYPES
         ]
-    return problems
+    return findings
 
 
 def _flat(values: Iterable) -> Iterable:
@@ -49,11 +52,12 @@ def _flat(values: Iterable) -> Iterable:
             yield from _flat(value)
 
 
-def check_hidden_truth(first: Run, second: Run) -> list[str]:
+def check_hidden_truth(first: Run, second: Run) -> list[Finding]:
     """Two runs that differ in hidden lengths alone: equal plans for as long as the results were equal."""
     for one, two in zip(first.trace, second.trace, strict=False):
         if _decision(one) != _decision(two):
-            return [f"hidden length: step {one.step} is planned differently after equal results"]
+            text = f"step {one.step} is planned differently after equal results"
+            return [Finding("hidden length", text, {"step": one.step})]
         if _outcome(one) != _outcome(two):
             break
     return []
@@ -71,7 +75,7 @@ def _outcome(traced: TraceStep) -> list[tuple]:
 
 def check_published_service(
     run: Run, published: Mapping[str, int], *, input_weight: int, output_weight: int
-) -> Iterator[str]:
+) -> list[Finding]:
     """What a policy publishes as service is what was completed: nothing planned, failed or rebuilt."""
     completed: dict[str, int] = {}
     for traced in run.trace:
@@ -82,14 +86,17 @@ def check_published_service(
             client = view.request.client_id
             completed[client] = completed.get(client, 0) + cost
     return [
-        f"service: {client} is published with {published.get(client, 0)}, "
-        f"completed were {completed.get(client, 0)}"
+        Finding(
+            "service",
+            f"{client} is published with {published.get(client, 0)}, "
+            f"completed were {completed.get(client, 0)}",
+        )
         for client in sorted({*completed, *published})
         if published.get(client, 0) != completed.get(client, 0)
     ]
 
 
-def check_original_clocks(run: Run, cost: ExclusiveCost) -> list[str]:
+def check_original_clocks(run: Run, cost: ExclusiveCost) -> list[Finding]:
     """Slack in order keys counts from arrival or from the previous emission, whatever happened in between.
 
     For policies whose keys begin with the predicted slack.
@@ -99,7 +106,7 @@ def check_original_clocks(run: Run, cost: ExclusiveCost) -> list[str]:
     )
 
 
-def check_original_ages(run: Run, quantum_ms: float) -> list[str]:
+def check_original_ages(run: Run, quantum_ms: float) -> list[Finding]:
     """Priorities in order keys improve with the time since arrival, whatever happened in between.
 
     For policies whose keys hold the aged priority in second place.
@@ -111,19 +118,19 @@ def check_original_ages(run: Run, quantum_ms: float) -> list[str]:
     )
 
 
-def _check_keys(run: Run, part: int, expected: Callable[[SessionView, float, int], float]) -> list[str]:
+def _check_keys(run: Run, part: int, expected: Callable[[SessionView, float, int], float]) -> list[Finding]:
     """Parts of order keys that are not what a session's clocks say at the time and from the chunk's start."""
-    problems = []
+    findings = []
     for traced in run.trace:
         plan, now_ms = traced.flight.plan, traced.flight.started_ms
         for chunk, key in zip(plan.chunks, plan.order, strict=True):
             right = expected(traced.flight.views[chunk.request_id], now_ms, chunk.start)
             if key[part] != right:
-                problems.append(
-                    f"clock: step {traced.step} orders {chunk.request_id} by {key[part]:g}, "
-                    f"its clocks say {right:g}"
+                text = (
+                    f"step {traced.step} orders {chunk.request_id} by {key[part]:g}, its clocks say {right:g}"
                 )
-    return problems
+                findings.append(Finding("clock", text, {"step": traced.step, "session": chunk.request_id}))
+    return findings
 
 
 def _original_deadline(view: SessionView) -> float:

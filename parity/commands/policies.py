@@ -85,10 +85,10 @@ def check_all(names: list[str]) -> ExitCode:
             progress.update(task, advance=1, description=what)
 
         for name in names:
-            rows[name] |= {item.name: (item.verdict, "; ".join(item.problems)) for item in check_policy(name)}
+            rows[name] |= {item.name: (item.verdict, item.said) for item in check_policy(name)}
             tick(name)
         for item in check_hash_seeds(policies):
-            rows[item.policy][item.name] = (item.verdict, "; ".join(item.problems))
+            rows[item.policy][item.name] = (item.verdict, item.said)
         tick("processes")
         for name, cell in real_verdicts(policies, tick).items():
             rows[name]["llama.cpp"] = cell

@@ -215,7 +215,7 @@ def _run_mutants(job: GateJob) -> GateCheck:
 def _run_policies(job: GateJob) -> GateCheck:
     policies = policy_names()
     checks = [*(check for name in contracts() for check in check_policy(name)), *check_hash_seeds(policies)]
-    said = [(f"policy {c.policy}, {c.name}", c.verdict, "; ".join(c.problems)) for c in checks]
+    said = [(f"policy {c.policy}, {c.name}", c.verdict, c.said) for c in checks]
     for name, (verdict, text) in real_verdicts(policies, lambda what: None).items():
         said.append((f"policy {name}, llama.cpp", verdict, text))
     wrong = [f"{name}: {text}" for name, verdict, text in said if verdict is not Verdict.PASS]

@@ -12,6 +12,7 @@ from typing import Any
 import scheduler.policies.least_slack as least_slack_module
 from parity.mutants.mutant import Complaint, Killer, Reach, Trial, mutant, replaced
 from parity.mutants.seam import in_method
+from parity.records import Finding
 from parity.run.drive import Driver
 from parity.run.runner import replay
 from parity.suites.policies import (
@@ -32,9 +33,11 @@ from scheduler.policy.state import SchedulerState
 from scheduler.records import PlannedChunk, SessionState, SessionView
 
 
-def contract_trial(name: str, policy: str, check: Callable[[str], Iterable[str]]) -> Trial:
+def contract_trial(name: str, policy: str, check: Callable[[str], Iterable[Finding]]) -> Trial:
     """One check of the battery on one policy."""
-    return Trial(name=name, run=lambda: tuple(Complaint(Killer.CONTRACT, text) for text in check(policy)))
+    return Trial(
+        name=name, run=lambda: tuple(Complaint(Killer.CONTRACT, str(finding)) for finding in check(policy))
+    )
 
 
 def print_digest_of_set_order() -> None:

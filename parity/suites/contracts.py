@@ -29,6 +29,7 @@ from parity.checkers.rows import (
     unavoidable_rows,
 )
 from parity.checkers.service import service_of, starved_clients
+from parity.records import Finding
 from parity.run.runner import Replay, replay
 from parity.suites.workloads import TICK_MS, intervals, play, rows_per_step, session, workload
 from scheduler.limits import Layout
@@ -67,17 +68,17 @@ def contract_of(*policies: str) -> Callable[[Check], Check]:
     return register
 
 
-def check_contract(policy: str) -> list[str]:
-    """Problems of a policy's contract, each with the name of its check. A workload that
-    cannot be served at all is one, too.
+def check_contract(policy: str) -> list[Finding]:
+    """What a policy's contract is broken by, under the name of its check. A workload that
+    cannot be served at all breaks it, too.
     """
-    problems: list[str] = []
+    findings: list[Finding] = []
     for check in CONTRACT_CHECKS.get(policy, ()):
         try:
-            problems += [f"{check.__name__}: {problem}" for problem in check()]
+            findings += [Finding(check.__name__, text) for text in check()]
         except Exception as error:  # a policy that breaks off has not kept its contract
-            problems.append(f"{check.__name__}: {type(error).__name__}: {error}")
-    return problems
+            findings.append(Finding(check.__name__, f"{type(error).__name__}: {error}"))
+    return findings
 
 
 def differs(what: str, found: object, right: object) -> Iterator[str]:

@@ -21,7 +21,7 @@ from parity.checkers.policy import (
 from parity.checkers.service import client_reports, service_of, starved_clients
 from parity.errors import UsageError
 from parity.models.families import load_families
-from parity.records import Case, Fault, FaultKind, Outcome, Session, Verdict
+from parity.records import Case, Fault, FaultKind, Finding, Outcome, Session, Verdict
 from parity.run.contained import run_case
 from parity.run.runner import BASELINE, policy_mattered, replay, run_exact_case
 from parity.store import REPOSITORY
@@ -65,16 +65,21 @@ TICKS = 60  # of the pressure that no starvation-free policy may give way to for
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One check of one policy; ``problems`` empty is a pass."""
+class PolicyCheck:
+    """One check of one policy; no ``findings`` is a pass."""
 
     policy: str
     name: str
-    problems: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def said(self) -> str:
+        """Everything that was found, on one line."""
+        return "; ".join(found.text if found.checker == self.name else str(found) for found in self.findings)
 
     @property
     def verdict(self) -> Verdict:
-        return Verdict.FAIL if self.problems else Verdict.PASS
+        return Verdict.FAIL if self.findings else Verdict.PASS
 
 
 def busy_case(
@@ -163,32 +168,32 @@ def option_cases(policy: str) -> list[Case]:
     ]
 
 
-def check_parity(policy: str) -> Iterable[str]:
+def check_parity(policy: str) -> Iterable[Finding]:
     """Every session gives what it gives alone, twice; no illegal plan, no lost cell, no standstill."""
     for case in [*parity_cases(policy), *option_cases(policy)]:
         outcome = run_exact_case(case)
         if outcome.verdict is not Verdict.PASS:
             said = outcome.problems or (outcome.reason or f"{len(outcome.divergences)} divergences",)
             options = "".join(f" {name}={value}" for name, value in case.policy_options)
-            yield f"{case.family} {case.layout.value}{options}: {'; '.join(said)}"
+            yield Finding("parity", f"{case.family} {case.layout.value}{options}: {'; '.join(said)}")
 
 
-def check_decides(policy: str) -> Iterable[str]:
+def check_decides(policy: str) -> Iterable[Finding]:
     """On the fixed case of every family and layout it decides otherwise than fcfs, without which that case
     would prove nothing of it.
     """
     for family in load_families():
         for layout in Layout:
             if not policy_mattered(landmark(family, layout, policy=policy)):
-                yield f"{family} {layout.value}: never decided otherwise than fcfs"
+                yield Finding("decides", f"{family} {layout.value}: never decided otherwise than fcfs")
 
 
-def check_plans(policy: str) -> Iterable[str]:
+def check_plans(policy: str) -> Iterable[Finding]:
     """Plans are logical."""
     yield from check_logical_plans(replay(busy_case(policy)).run)
 
 
-def check_hidden(policy: str) -> Iterable[str]:
+def check_hidden(policy: str) -> Iterable[Finding]:
     """Changing every hidden length changes no plan before a result shows it."""
     for crowd in (busy_case, crowded_case):
         whole = replay(crowd(policy)).run
@@ -196,7 +201,7 @@ def check_hidden(policy: str) -> Iterable[str]:
             yield from check_hidden_truth(whole, replay(crowd(policy, hidden=hidden)).run)
 
 
-def check_service(policy: str) -> Iterable[str]:
+def check_service(policy: str) -> Iterable[Finding]:
     """Published service is completed service, with failed steps and preemptions in between."""
     faults = (
         Fault(kind=FaultKind.DECODE_ERROR, step=0),
@@ -211,7 +216,7 @@ def check_service(policy: str) -> Iterable[str]:
     )
 
 
-def check_clocks(policy: str) -> Iterable[str]:
+def check_clocks(policy: str) -> Iterable[Finding]:
     """Deadlines and ages count from the original clocks, across preemptions."""
     faults = tuple(Fault(kind=FaultKind.PREEMPT, step=step, session=step % 5) for step in (6, 9, 14))
     played = replay(busy_case(policy, faults=faults))
@@ -222,21 +227,21 @@ def check_clocks(policy: str) -> Iterable[str]:
         yield from check_original_clocks(played.run, made.cost)
 
 
-def check_progress(policy: str) -> Iterable[str]:
+def check_progress(policy: str) -> Iterable[Finding]:
     """A policy that promises no starvation serves the unfavoured client under endless
     pressure; all partitions close.
     """
     played = replay(pressure_case(policy))
-    yield from played.run.problems
+    yield from played.run.findings
     client_reports(played.run, window_ms=TICKS * 10.0)
     starved = starved_clients(
         service_of(played.run, until_ms=TICKS * 10.0), start_ms=0.0, stop_ms=TICKS * 10.0
     )
     if starved and policy_class(policy).contract.starvation_free:
-        yield f"starved: {', '.join(starved)} completed nothing in {TICKS} ticks"
+        yield Finding("starved", f"{', '.join(starved)} completed nothing in {TICKS} ticks")
 
 
-CHECKS: dict[str, Callable[[str], Iterable[str]]] = {
+CHECKS: dict[str, Callable[[str], Iterable[Finding]]] = {
     "contract": check_contract,
     "parity": check_parity,
     "decides": check_decides,
@@ -262,12 +267,14 @@ def applies(name: str, policy: str) -> bool:
     return name != "original clocks" or issubclass(kind, (LeastSlack, Aging))
 
 
-def check_policy(policy: str) -> list[Check]:
+def check_policy(policy: str) -> list[PolicyCheck]:
     """All checks of one policy or measure that need no other process."""
     if policy in policy_names():
         make_policy(policy)
     return [
-        Check(policy, name, tuple(check(policy))) for name, check in CHECKS.items() if applies(name, policy)
+        PolicyCheck(policy, name, tuple(check(policy)))
+        for name, check in CHECKS.items()
+        if applies(name, policy)
     ]
 
 
@@ -295,13 +302,13 @@ def run_under_hash_seeds(code: str, seeds: Iterable[int] = (1, 2, 3)) -> list[st
     ]
 
 
-def check_hash_seeds(policies: list[str]) -> list[Check]:
+def check_hash_seeds(policies: list[str]) -> list[PolicyCheck]:
     """Every schedule is the same in processes whose sets have other orders."""
     code = f"from parity.suites.policies import print_digests; print_digests({policies!r})"
     lines = [output.splitlines() for output in run_under_hash_seeds(code)]
     checks = []
     for policy, *printed in zip(policies, *lines, strict=True):
         same = len(dict.fromkeys(printed)) == 1 and printed[0].startswith(f"{policy} ")
-        problems = () if same else ("schedules differ from process to process: a set was iterated",)
-        checks.append(Check(policy, "same in every process", problems))
+        why = Finding("order", "schedules differ from process to process: a set was iterated")
+        checks.append(PolicyCheck(policy, "same in every process", () if same else (why,)))
     return checks

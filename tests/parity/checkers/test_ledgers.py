@@ -39,7 +39,8 @@ def published(played: Replay) -> dict[str, int]:
 
 
 def problems_of(played: Replay, service: dict[str, int]) -> list[str]:
-    return check_published_service(played.run, service, input_weight=1, output_weight=2)
+    found = check_published_service(played.run, service, input_weight=1, output_weight=2)
+    return [str(finding) for finding in found]
 
 
 def test_completed_service_is_accepted(failing_run: Replay) -> None:
@@ -168,7 +169,7 @@ def test_a_plan_that_depends_on_a_hidden_length_is_rejected() -> None:
     flight = second.trace[1].flight
     assert flight.plan.chunks
     flight.plan = replace(flight.plan, chunks=flight.plan.chunks[:-1], order=flight.plan.order[:-1])
-    assert check_hidden_truth(first, second) == [
+    assert [str(finding) for finding in check_hidden_truth(first, second)] == [
         "hidden length: step 1 is planned differently after equal results"
     ]
 
@@ -198,7 +199,7 @@ def test_physical_facts_in_a_plan_are_rejected(mutate: Callable[..., Any]) -> No
     run = replay(busy_case("fcfs")).run
     assert check_logical_plans(run) == []
     run.trace[0].flight.plan = mutate(run.trace[0].flight.plan)
-    assert [problem.split(":")[0] for problem in check_logical_plans(run)] == ["physical"]
+    assert [finding.checker for finding in check_logical_plans(run)] == ["physical"]
 
 
 # -- windows

@@ -17,7 +17,7 @@ import scheduler.policies.sglang_adder as sglang_module
 import scheduler.policies.vtc as vtc_module
 from parity.commands.policies import command, show
 from parity.errors import ExitCode, UsageError
-from parity.records import Verdict
+from parity.records import Finding, Verdict
 from parity.suites.contracts import CONTRACT_CHECKS, check_contract, differs
 from parity.suites.policies import CHECKS, applies, check_policy
 from scheduler.policies import contracts, policy_names
@@ -84,7 +84,10 @@ def test_a_number_that_is_another_one_and_a_policy_that_breaks_off_are_problems(
         raise RuntimeError("no plan")
 
     monkeypatch.setitem(CONTRACT_CHECKS, "orca", [wrong, broken])
-    assert check_contract("orca") == ["wrong: the gap is 3, not 2", "broken: RuntimeError: no plan"]
+    assert [str(finding) for finding in check_contract("orca")] == [
+        "wrong: the gap is 3, not 2",
+        "broken: RuntimeError: no plan",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +111,7 @@ def test_a_policy_with_wrong_numbers_breaks_its_contract(
 
 
 def test_a_check_that_finds_something_turns_the_command_red(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CHECKS, "parity", lambda policy: [f"{policy} changes bytes"])
+    monkeypatch.setitem(CHECKS, "parity", lambda policy: [Finding("parity", f"{policy} changes bytes")])
     monkeypatch.setattr(policies_command, "real_verdicts", lambda policies, tick: {})
     monkeypatch.setattr(policies_command, "check_hash_seeds", lambda policies: [])
     result = invoke("--check", "orca")
@@ -119,7 +122,7 @@ def test_a_check_that_finds_something_turns_the_command_red(monkeypatch: pytest.
 @pytest.mark.parametrize("policy", policy_names())
 def test_policy_passes_every_check_of_the_battery(policy: str) -> None:
     checks = check_policy(policy)
-    assert [check for check in checks if check.problems] == []
+    assert [check for check in checks if check.findings] == []
     assert len(checks) >= 4
 
 

@@ -24,7 +24,7 @@ from parity.models.families import load_families
 from parity.mutants.running import MutantReport, Status, TrialReport
 from parity.records import Finding, Outcome, Tier, Verdict
 from parity.store import REPOSITORY
-from parity.suites.policies import Check
+from parity.suites.policies import PolicyCheck
 from parity.suites.suite import SuiteResult, pinned_splits
 from scheduler.limits import Layout
 from tests.parity.gate.gate_results import DIVERGENCE
@@ -209,8 +209,9 @@ def test_tier_is_handed_to_splits_and_goldens(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_policy_that_breaks_its_promise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(policy: str) -> list[Check]:
-        return [Check(policy, "progress", ("starved: a completed nothing",) if policy == "vtc" else ())]
+    def check(policy: str) -> list[PolicyCheck]:
+        found = (Finding("starved", "a completed nothing"),)
+        return [PolicyCheck(policy, "progress", found if policy == "vtc" else ())]
 
     monkeypatch.setattr(gate_jobs, "check_policy", check)
     monkeypatch.setattr(gate_jobs, "check_hash_seeds", lambda policies: [])
