@@ -212,15 +212,16 @@ def run_hunt(
     policies: Sequence[str] = (),
     *,
     most_failures: int = 1,
+    hunt: Hunt | None = None,
     report: Callable[[Hunt], None] = lambda hunt: None,
 ) -> Hunt:
-    """The cases of ``numbers``, until ``most_failures`` failed. Raises ``UsageError``."""
+    """The cases of ``numbers``, until ``most_failures`` failed, added to ``hunt``. Raises ``UsageError``."""
     for name in policies:
         if name not in policy_names():
             raise UsageError(
                 f"no policy {name!r}", where="--policy", why=f"known: {', '.join(policy_names())}"
             )
-    hunt = Hunt()
+    hunt = Hunt() if hunt is None else hunt
     for number in numbers:
         case = draw_case(number, policies or policy_names())
         hunt.add(*judge_hunted(case, ask_policy=not hunt.has_mattered(case.policy)))

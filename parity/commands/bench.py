@@ -13,7 +13,6 @@ from typing import Any
 import click
 import httpx
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from parity.bench.fairness import goodput_by_rate, outcome_lines
@@ -24,6 +23,7 @@ from parity.bench.summary import METRICS, Goodput
 from parity.bench.sweep import Point, SweepOptions, csv_text, run_sweep
 from parity.bench.workload import MIXES, Lengths, PrefixShape, Workload
 from parity.errors import ExitCode, UsageError
+from parity.life_signs import LifeSigns
 from parity.models import resolve_model
 from parity.outputs import check_output_folder
 from parity.run.profiles import provenance, provenance_line
@@ -319,12 +319,10 @@ def sweep_with_progress(
     points: list[Point], sweep: SweepOptions, make_driver: Callable[..., Any]
 ) -> list[dict[str, Any]]:
     """``run_sweep`` under a progress bar."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("points", total=len(points))
+    with LifeSigns("points", total=len(points)) as signs:
 
         def report(point: Point, reused: bool) -> None:
-            progress.update(task, advance=1, description=f"{point.label}{' (kept)' if reused else ''}")
+            signs.advance(f"{point.label}{' (kept)' if reused else ''}")
 
         return run_sweep(points, sweep, make_driver, report)
 

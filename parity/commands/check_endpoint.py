@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from parity.endpoint.check import EndpointOptions, check_and_calibrate, summary_lines
 from parity.endpoint.connect import KINDS
@@ -18,6 +16,7 @@ from parity.endpoint.judge import SystemTier
 from parity.endpoint.noise import Baseline, load_baseline, save_baseline
 from parity.endpoint.pair import BASELINE_SEEDS
 from parity.errors import ExitCode, UsageError
+from parity.life_signs import LifeSigns
 from parity.outputs import OUTPUT_FILE, OUTPUT_FOLDER, save_output
 from parity.records import Verdict
 
@@ -219,9 +218,5 @@ def find_baseline(source: str, model: str, options: EndpointOptions) -> Baseline
 
 
 def _run_with_progress(url: str, model: str, options: EndpointOptions) -> Any:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("answers", total=None)
-        return check_and_calibrate(
-            url, model, options, lambda done, total: progress.update(task, completed=done, total=total)
-        )
+    with LifeSigns("answers") as signs:
+        return check_and_calibrate(url, model, options, lambda done, total: signs.update(done, total=total))

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from parity.bench.scheduler_alone import run_churn
 from parity.errors import ExitCode
+from parity.life_signs import LifeSigns
 
 
 @click.command()
@@ -34,8 +35,9 @@ def command(shares: tuple[float, ...], requests: int, cells: int, seed: int, as_
     table = Table(
         "admission", "fills", "cells in use", "rebuilt / useful", "preemptions", "retired ids at most"
     )
-    for reserving in (True, False):
-        for share in shares:
+    plan = [(reserving, share) for reserving in (True, False) for share in shares]
+    with LifeSigns("pools") as signs:
+        for reserving, share in signs.each(plan):
             churn = run_churn(share, reserving=reserving, requests=requests, num_cells=cells, seed=seed)
             name = "reserving" if reserving else "optimistic"
             if as_json:

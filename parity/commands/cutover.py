@@ -16,6 +16,7 @@ from parity.bench.clocks import ClockKind
 from parity.bench.cutover import Cutover, CutoverOptions, GateRow, Margins
 from parity.bench.summary import Goodput
 from parity.errors import ExitCode, UsageError
+from parity.life_signs import LifeSigns
 from parity.models import resolve_model
 from parity.models.families import family_names
 from parity.outputs import OUTPUT_FILE, save_output
@@ -121,10 +122,10 @@ def command(
     click.echo(provenance_line(cutover.seed))
     verdicts, rows = {}, []
     console = Console(width=150)
-    with Console(stderr=True).status("starting") as status:
+    with LifeSigns("rows") as signs:
         for model in models:
             found = gate_rows(
-                model, options, cutover, check_sessions, lambda what, m=model: status.update(f"{m}: {what}")
+                model, options, cutover, check_sessions, lambda what, m=model: signs.say(f"{m}: {what}")
             )
             verdicts[model] = Verdict.merge(row.verdict for row in found)
             rows += found

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from parity.errors import ExitCode
+from parity.life_signs import LifeSigns
 from parity.models import resolve_model
 from parity.run.profiles import choose, profile_of, provenance_line, try_all
 
@@ -20,7 +21,7 @@ def command(model: str, again: bool) -> ExitCode:
     """Show the candidates for MODEL: bit-identical sessions of the self-test, and tokens per second."""
     file = resolve_model(model)
     click.echo(provenance_line(None))
-    with Console(stderr=True).status(f"self-test of {file.path.name}"):
+    with LifeSigns(f"self-test of {file.path.name}"):
         choice = choose(try_all(model)) if again else profile_of(model)
     table = Table(
         "profile",

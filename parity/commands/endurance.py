@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
 from parity.bench.scheduler_alone import run_endurance, run_small_cases, step_microseconds
 from parity.errors import ExitCode
+from parity.life_signs import LifeSigns
 
 LONG_QUEUE, SHORT_QUEUE, LANES = 100_000, 100, 64
 FEWEST_CASES = 10_000  # a minute on one core
@@ -42,9 +41,8 @@ def command(requests: int, cases: int) -> ExitCode:
         f"{long / short:.2f} times ({LANES} running)"
     )
     held.append(judge(text, long / short <= MOST_QUEUE_RATIO))
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("requests", total=requests)
-        run = run_endurance(requests, report=lambda done: progress.update(task, completed=done))
+    with LifeSigns("requests", total=requests) as signs:
+        run = run_endurance(requests, report=signs.update)
     text = (
         f"endurance: {run.requests:,} requests, {run.steps:,} steps, {run.seconds:.0f} CPU s, "
         f"{run.checked:,} answers checked, {run.grown_blocks:+,} blocks in the second half"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from parity.errors import ExitCode
+from parity.life_signs import LifeSigns
 from parity.models.families import Family, ModelRow, RowSource, chosen_families
 from parity.models.hub import HubSettings, fetch_file, hub_file, look_up
 from parity.models.hub_cut import fetch_cut, hub_cut
@@ -77,7 +77,7 @@ def _print_verdict(family: Family, row: ModelRow, bring: Callable[[ModelRow], st
 
 
 def _install(row: ModelRow) -> str:
-    with Console(stderr=True).status(f"{row.package} {row.version}"):
+    with LifeSigns(f"{row.package} {row.version}"):
         return f"verified, {install_package(row, say=say)}"
 
 

@@ -8,8 +8,6 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from parity.campaign.campaign import (
     DATABASE_KEY,
@@ -29,6 +27,7 @@ from parity.cases.policy_options import PolicyOptions, parse_policy_options, pol
 from parity.cases.shrink import fault_signature
 from parity.checkers.marks import MARKS
 from parity.errors import ExitCode, UsageError
+from parity.life_signs import LifeSigns
 from parity.models.families import load_families, load_family
 from parity.outputs import OUTPUT_FILE, OUTPUT_FOLDER, save_output
 from parity.records import Verdict
@@ -222,13 +221,11 @@ def _explore(
     batches: int | None,
     collect: bool,
 ) -> Tally:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("exploring", total=60 * minutes)
+    with LifeSigns("seconds", total=60 * minutes) as signs:
         tally = Tally()
 
         def show(tally: Tally) -> None:
-            progress.update(task, completed=tally.seconds, description=progress_line(tally))
+            signs.update(round(tally.seconds), progress_line(tally))
 
         try:
             with open_executor(executor, jobs) as pool:

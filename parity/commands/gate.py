@@ -10,7 +10,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from parity.cases.policy_options import parse_policy_options, policy_option
 from parity.commands.check_endpoint import PAIR_OPTION_NAMES, pair_options, read_extra_body
@@ -27,6 +26,7 @@ from parity.gate.result import (
     GateResult,
 )
 from parity.gate.running import located, run_gate
+from parity.life_signs import LifeSigns
 from parity.models.families import family_names, load_family
 from parity.outputs import OUTPUT_FILE, save_output
 from parity.records import Verdict
@@ -191,15 +191,9 @@ def _pair_result(system: str, baseline: str, model: str, seed: int, asked: dict[
     """One check: the candidate against main."""
     started = monotonic()
     options = EndpointOptions(seed=seed, **{**asked, "extra_body": read_extra_body(asked["extra_body"])})
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("answers", total=None)
+    with LifeSigns("answers") as signs:
         found = check_pair(
-            system,
-            baseline,
-            model,
-            options,
-            lambda done, total: progress.update(task, completed=done, total=total),
+            system, baseline, model, options, lambda done, total: signs.update(done, total=total)
         )
     lines = list(summary_lines(found.candidate)) if found.candidate else []
     seconds = round(monotonic() - started, 1)
@@ -250,12 +244,10 @@ def _report(
 def _run_with_progress(options: GateOptions) -> GateResult:
     """Run the gate; a line per check that ends, a bar on a terminal."""
     console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("gate", total=None)
+    with LifeSigns("checks", console=console) as signs:
 
         def show(check: GateCheck, done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
+            signs.update(done, total=total)
             style = COLOURS[check.verdict]
             console.print(
                 f"[{style}]{check.verdict.value:7}[/] {check.name} {_figures(check)}", soft_wrap=True

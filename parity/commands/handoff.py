@@ -14,6 +14,7 @@ from rich.table import Table
 
 from parity.bench.handoff import OUTPUT_TOKENS, PROMPT_TOKENS, HandoffCost
 from parity.errors import ExitCode, UsageError
+from parity.life_signs import LifeSigns
 from parity.models import ModelFile, resolve_model
 from parity.outputs import OUTPUT_FILE, save_output
 from parity.processes import shared_worker
@@ -45,12 +46,11 @@ def command(
     """Measure the hand-off cost per token and stage, in one process and across processes."""
     click.echo(provenance_line(None))
     costs: list[HandoffCost] = []
-    console = Console(stderr=True)
     for model in models or ("llama",):
         file = resolve_model(model)
         for name in [split] if split else split_names(file):
             profile = profile_of(model).profile
-            with console.status(f"{model}, split {name}"):
+            with LifeSigns(f"{model}, split {name}"):
                 arguments = {
                     "model": model,
                     "split": name,

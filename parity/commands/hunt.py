@@ -11,7 +11,9 @@ from parity.campaign.hunt import MARKS, Hunt, judge_hunted, run_hunt
 from parity.cases.files import save_failing_case
 from parity.cases.shrink import shrink_case
 from parity.errors import ExitCode
+from parity.life_signs import LifeSigns
 from parity.outputs import OUTPUT_FOLDER
+from parity.records import Verdict
 
 FAILURES = Path("reports") / "failures"
 
@@ -34,19 +36,32 @@ def command(cases: int, first: int, policies: tuple[str, ...], out: Path) -> Exi
 
     A case is its number. Red when one fails, or when a policy never once decided otherwise than fcfs.
     """
-    started = monotonic()
-    hunt = run_hunt(range(first, first + cases), policies)
+    started, hunt, interrupted = monotonic(), Hunt(), False
+    with LifeSigns("cases", total=cases) as signs:
+
+        def show(hunt: Hunt) -> None:
+            signs.update(hunt.cases.total(), f"{len(hunt.failures)} failures")
+
+        try:
+            run_hunt(range(first, first + cases), policies, hunt=hunt, report=show)
+        except KeyboardInterrupt:
+            interrupted = True
     _report(hunt, monotonic() - started)
+    if interrupted:
+        click.echo(f"not finished: interrupted after {hunt.cases.total()} of {cases} cases")
     for outcome in hunt.failures:
         small = shrink_case(outcome.case, lambda case: judge_hunted(case)[0])
         path = save_failing_case(small, out)
         said = judge_hunted(small)[0].problems[0]
         click.echo(f"{said}\n  parity replay --exact {path}")
-    return hunt.verdict.exit_code
+    verdict = hunt.verdict
+    if interrupted and not hunt.failures:
+        verdict = Verdict.UNKNOWN
+    return verdict.exit_code
 
 
 def _report(hunt: Hunt, seconds: float) -> None:
-    click.echo(f"{sum(hunt.cases.values())} cases, {len(hunt.failures)} failures, {seconds:.0f} s")
+    click.echo(f"{hunt.cases.total()} cases, {len(hunt.failures)} failures, {seconds:.0f} s")
     for policy, count in sorted(hunt.cases.items()):
         marks = ", ".join(f"{name} {hunt.marks[policy][name]}" for name in MARKS)
         click.echo(f"  {policy}: {count} cases; {marks}")

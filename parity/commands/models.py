@@ -9,10 +9,9 @@ import json
 from dataclasses import asdict, dataclass
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
 from parity.errors import ExitCode, UsageError
+from parity.life_signs import LifeSigns
 from parity.models.catalogue import find_row_file, resolve_model
 from parity.models.families import Family, ModelRow, RowSource, chosen_families
 from parity.models.quantise import FILE_TYPES
@@ -61,12 +60,9 @@ def write_models(families: list[Family], *, everything: bool) -> None:
     """Make the generated models' files unless they are there and right; progress on standard error."""
     parts = ["tiny", *(["wide", *FILE_TYPES] if everything else [])]
     specs = [f"{family.name}:{part}" for family in families for part in parts]
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("writing models", total=len(specs))
-        for spec in specs:
-            progress.update(task, description=f"writing {spec}")
+    with LifeSigns("models") as signs:
+        for spec in signs.each(specs):
             resolve_model(spec)
-            progress.advance(task)
 
 
 def list_models(family: Family) -> list[ModelListing]:

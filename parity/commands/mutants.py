@@ -8,12 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import Progress
 
 from parity.campaign.large_cases import MOST_SESSIONS, MOST_TOKENS, PLANTED, shrink_planted
 from parity.cases.shrink import size_of
 from parity.errors import ExitCode, UsageError
+from parity.life_signs import LifeSigns
 from parity.models.families import load_family
 from parity.mutants import all_mutants, find_mutant
 from parity.mutants.mutant import Mutant, Trial
@@ -63,11 +62,10 @@ def command(
     def select(mutant: Mutant) -> tuple[Trial, ...]:
         return select_trials(mutant, family=family, fast=fast)
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("mutants", total=len(mutants))
+    with LifeSigns("mutants", total=len(mutants)) as signs:
 
         def show(report: MutantReport) -> None:
-            progress.update(task, advance=1, description=report.name)
+            signs.advance(report.name)
             click.echo(report_line(report))
 
         reports = judge_mutants(mutants, select, show)

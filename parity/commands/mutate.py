@@ -8,12 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from parity.campaign.campaign import open_executor
 from parity.commands.fuzz import parse_shard
 from parity.errors import ExitCode, UsageError
+from parity.life_signs import LifeSigns
 from parity.outputs import OUTPUT_FILE, save_output
 from parity.store import REPOSITORY
 
@@ -98,14 +97,13 @@ def command(
             click.echo(f"{mutation.key}  {mutation.path}:{mutation.line}  {mutation.operator}")
         return ExitCode.PASS
     click.echo(f"{len(mutations)} places, {len(drawn)} mutations drawn; the clean tree first")
-    clean_s = measure_baseline(commands, timeout_s=timeout_s or BASELINE_TIMEOUT_S)
+    with LifeSigns("the clean tree"):
+        clean_s = measure_baseline(commands, timeout_s=timeout_s or BASELINE_TIMEOUT_S)
     limit_s = timeout_s or max(10.0, TIMEOUT_FACTOR * clean_s)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("mutations", total=len(drawn))
+    with LifeSigns("mutations", total=len(drawn)) as signs:
 
         def show(judged: Judged) -> None:
-            progress.update(task, advance=1)
+            signs.advance()
             click.echo(f"{judged.fate.value:10} {judged.path}:{judged.line}  {judged.operator}  {judged.key}")
             if judged.fate is Fate.SURVIVED:
                 click.echo(judged.patch)

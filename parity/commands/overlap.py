@@ -12,6 +12,7 @@ from rich.table import Table
 from parity.bench.overlap import OverlapRow, chain_case, measure_overlap
 from parity.commands.handoff import split_names
 from parity.errors import ExitCode
+from parity.life_signs import LifeSigns
 from parity.models import resolve_model
 from parity.outputs import OUTPUT_FILE, save_output
 from parity.run.chains import legal_split
@@ -50,7 +51,6 @@ def command(
     """Measure what several steps in flight are worth on a chain of stages, a process each."""
     click.echo(provenance_line(None))
     rows: list[OverlapRow] = []
-    console = Console(stderr=True)
     for model in models or ("llama",):
         file, profile = resolve_model(model), profile_of(model).profile
         for name in [split] if split else split_names(file):
@@ -64,7 +64,7 @@ def command(
                     output_tokens=output_len,
                     steps_in_flight=steps_in_flight or stages,
                 )
-                with console.status(f"{model}, split {name}, {count} sessions"):
+                with LifeSigns(f"{model}, split {name}, {count} sessions"):
                     rows.append(measure_overlap(case, file, profile, rounds=rounds, n_threads=threads))
     Console(width=130).print(overlap_table(rows))
     click.echo(

@@ -17,6 +17,7 @@ from parity.bench import peers
 from parity.bench.clocks import ClockKind, make_clock
 from parity.commands.cutover import whole_numbers
 from parity.errors import ExitCode, UsageError
+from parity.life_signs import LifeSigns
 from parity.outputs import OUTPUT_FILE, save_output
 from parity.run.profiles import provenance_line
 from parity.serve.options import engine_options, settings_from
@@ -82,11 +83,11 @@ def command(
     lengths = whole_numbers(input_lens, where="--input-lens")
     click.echo(provenance_line(seed))
     rows: list[peers.PeerRow] = []
-    with _kept(rows, json_path), Console(stderr=True).status("starting") as status:
+    with _kept(rows, json_path), LifeSigns(f"peers of {model}") as signs:
         for kind in dict.fromkeys(kinds or ("raw",)):
             if kind == "layouts":
                 workloads = [peers.workload_of(n, output_len, 1, seed) for n in lengths]
-                rows += peers.price_rows(settings, workloads, concurrency, pairs, status.update, ticks)
+                rows += peers.price_rows(settings, workloads, concurrency, pairs, signs.say, ticks)
                 continue
             works = [
                 (peers.workload_of(length, output_len, 2 * n, seed), n)

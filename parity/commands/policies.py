@@ -8,10 +8,10 @@ import textwrap
 
 import click
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from parity.errors import ExitCode, UsageError
+from parity.life_signs import LifeSigns
 from parity.records import Verdict
 from parity.suites.policies import (
     CHECKS,
@@ -78,19 +78,14 @@ def check_all(names: list[str]) -> ExitCode:
     """Run every check of the policies named; a table, the problems, one verdict line."""
     policies = [name for name in names if name in policy_names()]
     rows: dict[str, Cells] = {name: {} for name in names}
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("policies", total=len(names) + len(policies) + 1)
-
-        def tick(what: str) -> None:
-            progress.update(task, advance=1, description=what)
-
+    with LifeSigns("policies", total=len(names) + len(policies) + 1) as signs:
         for name in names:
             rows[name] |= {item.name: (item.verdict, item.said) for item in check_policy(name)}
-            tick(name)
+            signs.advance(name)
         for item in check_hash_seeds(policies):
             rows[item.policy][item.name] = (item.verdict, item.said)
-        tick("processes")
-        for name, cell in real_verdicts(policies, tick).items():
+        signs.advance("processes")
+        for name, cell in real_verdicts(policies, signs.advance).items():
             rows[name]["llama.cpp"] = cell
     return show(rows)
 

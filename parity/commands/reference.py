@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 
 from parity.errors import ExitCode, UsageError
+from parity.life_signs import LifeSigns
 from parity.models.families import load_families
 from parity.outputs import OUTPUT_FILE
 from parity.suites.truth import PROMPT_TOKENS, WAYS, measure_distances, variant_models
@@ -61,11 +62,12 @@ def command(
         raise UsageError(
             f"--prompt-tokens {prompt_tokens!r} is not valid", why="needs numbers from 1 on, with commas"
         )
-    distances = [
-        distance
-        for model in models or (variant_models() if variants else tuple(load_families()))
-        for distance in measure_distances(model, ways=ways or tuple(WAYS), prompt_tokens=lengths)
-    ]
+    with LifeSigns("models") as signs:
+        distances = [
+            distance
+            for model in signs.each(models or (variant_models() if variants else tuple(load_families())))
+            for distance in measure_distances(model, ways=ways or tuple(WAYS), prompt_tokens=lengths)
+        ]
     if out is not None:
         from parity.report.truth import save_distance_plot  # loads matplotlib
 

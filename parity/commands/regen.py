@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from parity.errors import ExitCode, UsageError
 from parity.golden.regenerate import check_engine_is_locked, find_changes, save_changes
+from parity.life_signs import LifeSigns
 from parity.models.families import family_names, load_family
 from parity.records import Verdict
 from parity.run.profiles import provenance_line
@@ -55,9 +55,9 @@ def command(
         load_family(name)
     click.echo(provenance_line(None))
     note = check_engine_is_locked(engine_differs)
-    verdicts, console = [], Console(stderr=True)
+    verdicts = []
     for family in families or family_names():
-        with console.status(f"{family}: searching prompts" if search else f"{family}: running"):
+        with LifeSigns(f"{family}: searching prompts" if search else f"{family}: running"):
             changes, prompts = find_changes(
                 family,
                 search=search,
