@@ -291,8 +291,22 @@ class Scheduler:
             validate_plan(state, plan, self.policy)
             for chunk in plan.chunks:
                 require(self._flight_of(chunk.request_id) is None, "session is in flight", chunk)
+            if self._flights:
+                self._check_places(plan)
             self.policy_memory = self.policy.planned(state, plan)
         return plan
+
+    def _check_places(self, plan: records.IterationPlan) -> None:
+        """A session that is preempted in flight runs, and holds its place, until its step returns."""
+        entering = sum(intent.kind in ENTRIES for intent in plan.intents)
+        leaving = sum(
+            intent.kind is IntentKind.PREEMPT and self._flight_of(intent.request_id) is None
+            for intent in plan.intents
+        )
+        running = len(self.table.running) + entering - leaving
+        require(
+            running <= self.steps.max_num_seqs or not entering, "a place in flight is given away", running
+        )
 
     def _apply_wishes(self, plan: records.IterationPlan, now_ms: float) -> None:
         """Carry out the intents that need no room: rejections and preemptions."""

@@ -15,7 +15,10 @@ from scheduler.engine import EngineFailure
 from scheduler.flight import Flight
 from scheduler.pipeline import Pipeline
 from scheduler.policies import policy_names
-from scheduler.records import FinishReason, IllegalTransition, PreemptionReason, SessionState
+from scheduler.policies.fcfs import Fcfs
+from scheduler.policy.plan import PlanBuilder
+from scheduler.policy.state import SchedulerState
+from scheduler.records import FinishReason, IllegalTransition, IterationPlan, PreemptionReason, SessionState
 from tests.scheduler.serving import OPTIMISTIC, Serving, request
 
 ONE_BATCH_AT_A_TIME = ("single_lane", "fixed_batch")  # nobody joins while somebody runs
@@ -63,6 +66,36 @@ def test_no_more_steps_are_begun_than_may_be_in_flight() -> None:
     with pytest.raises(IllegalTransition, match="2 steps are already in flight"):
         serving.launch()
     assert serving.scheduler.num_in_flight == 2
+
+
+class GivesPlacesAway(Fcfs):
+    """Preempts whoever runs, and lets the next one in at once."""
+
+    def plan_iteration(self, state: SchedulerState) -> IterationPlan:
+        plan = PlanBuilder(state, self)
+        free = replace(state, running=())
+        for name in state.running:
+            plan.preempt(state.views[name], "the next one's turn")
+        plan.state = free
+        for name in state.waiting:
+            plan.enter(state.views[name])
+            break
+        plan.state = state
+        return plan.build()
+
+
+def test_the_place_of_a_session_that_is_preempted_in_flight_is_taken_until_its_step_returns() -> None:
+    """One place: while a is in flight b may not have it, once a has landed it may."""
+    serving = Serving(steps_in_flight=2, max_num_seqs=1)
+    serving.scheduler.policy = GivesPlacesAway()
+    serving.submit(request("a", 2, 3), request("b", 3, 3))
+    first = serving.launch()
+    assert planned(first) == [("a", 0, 2)]
+    with pytest.raises(IllegalTransition, match="a place in flight is given away: 2"):
+        serving.launch()
+    serving.commit(first)
+    assert planned(serving.launch()) == [("b", 0, 3)]
+    assert list(serving.scheduler.table.running) == ["b"]
 
 
 def test_everybody_in_flight_leaves_nothing_to_plan() -> None:
