@@ -115,7 +115,8 @@ class Case:
     """A complete description of a run; equal cases give equal traces.
 
     ``model`` is a model specification (``llama``, ``qwen3next:q8_0``, a path); ``pool_cells`` counts usable
-    cells of the pool (per stream in ``streams``); ``stage_cells`` overrides it per stage of ``split``.
+    cells of the pool (per stream in ``streams``); ``stage_cells`` overrides it per stage of ``split``. With
+    ``shards`` there are so many pools of that size, and ``num_sequences`` in each.
     ``kv_type`` is how cells are stored. llama.cpp casts float32 cells to float16 before flash attention, so
     in ``unified`` and ``stock`` f32 costs twice the memory and computes what f16 computes, bit for bit; in
     ``streams``, where flash attention is off, it is another computation.
@@ -141,6 +142,7 @@ class Case:
     stage_cells: tuple[int, ...] = ()
     ms_per_step: float = 10.0
     steps_in_flight: int = 1
+    shards: int = 1
 
     def step_limits(self) -> StepLimits:
         """The scheduler's limits of this case."""
@@ -157,8 +159,9 @@ class Case:
     def to_json(self) -> str:
         """The case as a file's text: stable, indented, one key a line."""
         data = {"format": CASE_FORMAT, **asdict(self, dict_factory=plain)}
-        if self.steps_in_flight == 1:
-            del data["steps_in_flight"]  # files of cases that were written before it was there stay the same
+        for name in ("steps_in_flight", "shards"):  # files that were written before they were there stay
+            if getattr(self, name) == 1:
+                del data[name]
         return json.dumps(data, indent=1, sort_keys=False) + "\n"
 
     @staticmethod

@@ -8,7 +8,7 @@ offers: ``submit``, ``cancel``, ``preempt``, ``step`` (or ``begin``, ``finish``,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -63,7 +63,8 @@ class Sample(NamedTuple):
 class Batch:
     """One step's rows in plan order: ``offsets[i]:offsets[i + 1]`` are those of chunk i; ``tokens`` and
     ``positions`` have one int a row, ``epochs``, ``clients`` and ``committed`` one value a chunk,
-    ``stages`` the calls per stage.
+    ``stages`` the calls per stage. With ``num_shards`` shards of the memory ``stages`` has those of every
+    shard's stages, one shard after the other, and ``shards`` says for every chunk where its session lives.
     """
 
     tokens: tuple[int, ...]
@@ -74,6 +75,14 @@ class Batch:
     clients: tuple[str, ...]
     committed: tuple[int, ...]
     stages: tuple[tuple[Call, ...], ...]
+    shards: tuple[int, ...] = ()
+    num_shards: int = 1
+
+    def first_calls(self) -> Iterator[tuple[int, Call]]:
+        """(index in ``stages``, call) of the first stage of every shard."""
+        for index in range(0, len(self.stages), max(1, len(self.stages) // self.num_shards)):
+            for call in self.stages[index]:
+                yield index, call
 
 
 class EngineFailure(Exception):
@@ -83,7 +92,10 @@ class EngineFailure(Exception):
 
 
 class Engine(Protocol):
-    """Runs batches. ``limits`` has one entry per stage; an unsplit model has one."""
+    """Runs batches. ``limits`` has one entry per stage; an unsplit model has one. An engine whose memory is
+    in shards says how many in ``num_shards``: pools for all stages in each, their limits alike, and calls
+    and operations listed shard by shard.
+    """
 
     limits: tuple[PoolLimits, ...]
 

@@ -46,6 +46,8 @@ def compose_batch(
     views: dict[str, SessionView],
     outputs: dict[str, list[int]],
     stages: tuple[tuple[Call, ...], ...],
+    shards: tuple[int, ...] = (),
+    num_shards: int = 1,
 ) -> Batch:
     """The rows of a plan in plan order, what is sampled from them, and the calls that compute them."""
     tokens: list[int] = []
@@ -70,6 +72,8 @@ def compose_batch(
         tuple([view.request.client_id for view in views.values()]),
         tuple([view.committed for view in views.values()]),
         stages,
+        shards,
+        num_shards,
     )
 
 

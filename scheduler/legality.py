@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from scheduler import records
 from scheduler.policy.state import SchedulerState
-from scheduler.records import BudgetLedger, IntentKind, Phase, SessionState, SessionView
+from scheduler.records import BudgetLedger, IntentKind, Phase, QueueIntent, SessionState, SessionView
 
 if TYPE_CHECKING:
     from scheduler.policy.base import Policy
@@ -39,27 +39,30 @@ def validate_plan(state: SchedulerState, plan: records.IterationPlan, policy: Po
         (plan.decision_id, plan.input_version),
     )
     require(plan.policy == policy.identity, "plan carries another policy's identity", plan.policy)
-    intents: dict[str, IntentKind] = {}
+    intents: dict[str, QueueIntent] = {}
     for intent in plan.intents:
         view = state.views.get(intent.request_id)
         if view is None or view.request.generation != intent.generation:
             raise records.IllegalTransition(f"intent for a stale session: {intent}")
         require(intent.request_id not in intents, "two intents for one session", intent)
         require(view.state in _INTENT_STATES[intent.kind], "intent of a session in another queue", intent)
-        intents[intent.request_id] = intent.kind
+        require(intent.shard in range(len(state.memory.shards)), "intent names no shard", intent)
+        intents[intent.request_id] = intent
     planned: dict[str, int] = {}
     for chunk in plan.chunks:
         require(chunk.request_id not in planned, "session planned twice", chunk)
         _check_chunk(state, chunk, intents.get(chunk.request_id))
         planned[chunk.request_id] = chunk.stop - chunk.start
-    for name, kind in intents.items():
-        require((name in planned) is (kind in _ENTRIES), "entry goes exactly with its first chunk", name)
+    for name, intent in intents.items():
+        require(
+            (name in planned) is (intent.kind in _ENTRIES), "entry goes exactly with its first chunk", name
+        )
     tokens = sum(planned.values())
     ledger = BudgetLedger(state.max_num_batched_tokens, state.step_seqs, tokens, len(planned))
     require(plan.ledger == ledger, "ledger drift", plan.ledger)
     require(tokens <= state.max_num_batched_tokens, "token budget exceeded", tokens)
     require(len(planned) <= state.step_seqs, "sequence budget exceeded", len(planned))
-    kinds = list(intents.values())
+    kinds = [intent.kind for intent in plan.intents]
     running = len(state.running) + sum(map(kinds.count, _ENTRIES)) - kinds.count(IntentKind.PREEMPT)
     require(running <= state.max_num_seqs, "more sessions run than max_num_seqs", running)
     keys = tuple([policy.order_key(state, state.views[name]) for name in planned])
@@ -67,7 +70,7 @@ def validate_plan(state: SchedulerState, plan: records.IterationPlan, policy: Po
     require(list(keys) == sorted(keys), "chunks out of the order of their keys", keys)
 
 
-def _check_chunk(state: SchedulerState, chunk: records.PlannedChunk, intent: IntentKind | None) -> None:
+def _check_chunk(state: SchedulerState, chunk: records.PlannedChunk, intent: QueueIntent | None) -> None:
     view = state.views.get(chunk.request_id)
     if view is None:
         raise records.IllegalTransition(f"session is unknown, or has ended: {chunk}")
@@ -79,9 +82,10 @@ def _check_chunk(state: SchedulerState, chunk: records.PlannedChunk, intent: Int
     require(view.ready, "session is not ready", chunk)
     start = view.computed
     if view.state in _QUEUED:
-        require(intent in _ENTRIES, "session enters without its intent", chunk)
+        if intent is None or intent.kind not in _ENTRIES:
+            raise records.IllegalTransition(f"session enters without its intent: {chunk}")
         queue = state.waiting if view.state is SessionState.WAITING else state.suspended
-        start = state.memory.cached_tokens(view)
+        start = state.memory.shards[intent.shard].cached_tokens(view)
     else:
         require(view.state is SessionState.RUNNING, "session is neither running nor entering", chunk)
         queue = state.running

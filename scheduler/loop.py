@@ -42,6 +42,7 @@ from scheduler.records import (
     SessionView,
 )
 from scheduler.sessions import SessionTable
+from scheduler.shards import ShardedMemory
 from scheduler.telemetry import StepRecord
 
 __all__ = ["EngineFailure", "Flight", "NoProgress", "Scheduler", "SchedulerFailure"]
@@ -54,7 +55,7 @@ MAX_ENGINE_FAILURES = 3  # failed steps of a session, with no new row between, t
 
 
 class Scheduler:
-    """Serves sessions from one shared pool per stage. Time comes in as
+    """Serves sessions from one shared pool per stage, or from several shards of that. Time comes in as
     ``now_ms``; nothing here reads a clock.
 
     ``observer(flight, result)`` is called after every executed step: the trace, with the record of every
@@ -74,7 +75,7 @@ class Scheduler:
     ) -> None:
         self.engine, self.policy, self.steps = engine, policy, steps
         self.observer = observer or (lambda flight, result: None)
-        self.memory = Memory(engine.limits, steps, model_digest=model_digest, rows_to_come=self._rows_to_come)
+        self.memory = self._memory_of(engine, steps, model_digest)
         policy.check_limits(steps, max_session_tokens=self.memory.max_session_rows + 1)
         self.table = SessionTable()
         self.policy_memory = policy.start()
@@ -94,6 +95,18 @@ class Scheduler:
         self._failures: dict[str, int] = {}  # failed steps of a session since it last had a new row
         self._flights: deque[Flight] = deque()  # in the order of their launch
         self._record = StepRecord()  # of the oldest step in flight, or of the next one
+
+    def _memory_of(self, engine: Engine, steps: StepLimits, digest: str) -> Memory | ShardedMemory:
+        num_shards = getattr(engine, "num_shards", 1)
+        if num_shards == 1:
+            return Memory(engine.limits, steps, model_digest=digest, rows_to_come=self._rows_to_come)
+        return ShardedMemory(
+            engine.limits,
+            steps,
+            num_shards=num_shards,
+            model_digest=digest,
+            rows_to_come=self._rows_to_come,
+        )
 
     # -- the door
 
@@ -236,7 +249,8 @@ class Scheduler:
             raise
         views = {chunk.request_id: self.table.views[chunk.request_id] for chunk in plan.chunks}
         stages = tuple(pool.take_calls() for pool in self.memory.pools)
-        batch = compose_batch(plan, views, self.table.outputs, stages)
+        shards, num_shards = self._shards_of(plan), len(self.memory.shards)
+        batch = compose_batch(plan, views, self.table.outputs, stages, shards, num_shards)
         flight = Flight(
             plan,
             batch,
@@ -253,6 +267,13 @@ class Scheduler:
         self._record = self._flights[0].record
         return flight
 
+    def _shards_of(self, plan: records.IterationPlan) -> tuple[int, ...]:
+        """Where the session of every chunk lives; empty where there is one shard."""
+        shards = self.memory.shards
+        if len(shards) == 1:
+            return ()
+        return tuple(shards.index(self.memory.home(chunk.request_id)) for chunk in plan.chunks)
+
     def _count_bubbles(self, record: StepRecord) -> None:
         """At a launch: how many places for steps in flight there are, and how many of them hold no rows."""
         record.steps_in_flight = sum(bool(flight.plan.chunks) for flight in self._flights)
@@ -264,7 +285,7 @@ class Scheduler:
         self.memory.begin_step()
         plan = self._plan(now_ms)
         self._apply_wishes(plan, now_ms)
-        entering = [intent.request_id for intent in plan.intents if intent.kind in ENTRIES]
+        entering = {intent.request_id: intent.shard for intent in plan.intents if intent.kind in ENTRIES}
         fitted, has_preempted = self._fit(plan_without(plan, entering), now_ms)
         if entering and not has_preempted:  # nobody enters in a step in which somebody had to give way
             fitted = self._enter_all(plan_without(plan, self._left_out(plan, fitted)), entering, now_ms)
@@ -328,11 +349,12 @@ class Scheduler:
         has_preempted = False
         while True:
             blocked = self.memory.place(rows_of(plan))
-            if blocked is None and self._keeps_room(plan):
+            crowded = self._crowded(plan) if blocked is None else None
+            if crowded is not None:
+                crowded.evict_one()
+            elif blocked is None:
                 return plan, has_preempted
-            if blocked is None:
-                self.memory.evict_one()
-            elif not self.memory.evict_for(blocked):
+            elif not self.memory.home(blocked.request_id).evict_for(blocked):
                 plan, gave_way = self._give_way(plan, blocked, now_ms)
                 has_preempted = has_preempted or gave_way
 
@@ -345,7 +367,7 @@ class Scheduler:
         requester = self.table.views[blocked.request_id]
         too_high = blocked.available >= blocked.rows
         with self._policy_asked:
-            state = self.state(now_ms)
+            state = self.state(now_ms).in_shard(self.memory.home(blocked.request_id))
             victim = blocked.request_id if too_high else self.policy.choose_victim(state, requester)
             names = tuple(state.running)
             scores = tuple(self.policy.victim_key(state, state.views[name]) for name in names)
@@ -379,23 +401,27 @@ class Scheduler:
     def _reserved(self, state: SchedulerState, view: SessionView) -> int:
         return max(self.policy.future_rows(state, view), view.next_rows)
 
-    def _keeps_room(self, plan: records.IterationPlan) -> bool:
-        """Whether what was just placed leaves everybody room who had it before; else it is taken back.
+    def _crowded(self, plan: records.IterationPlan) -> Memory | None:
+        """A shard in which what was just placed takes room from somebody who had it before, though an idle
+        prefix could go; then all is taken back. None when all may stay.
 
         Rows go into free cells. An idle prefix below them counts as free, so passing over it can take from
         others what was theirs: then it has to go first.
         """
-        memory = self.memory
-        if not memory.prefix.entries or not memory.pools[0].ordered:
-            return True
+        shards = [shard for shard in self.memory.shards if shard.prefix.entries and shard.pools[0].ordered]
+        if not shards:
+            return None
         before = self._rows_before(plan)
-        if memory.has_room(_rows_after(plan, before)):
-            return True
-        memory.undo()
-        if memory.has_room(before) and memory.has_evictable():
-            return False
-        memory.place(rows_of(plan))  # it was short before, too: optimistic admission
-        return True
+        after = _rows_after(plan, before)
+        short = [shard for shard in shards if not shard.has_room(after)]
+        if not short:
+            return None
+        self.memory.undo()
+        for shard in short:
+            if shard.has_room(before) and shard.has_evictable():
+                return shard
+        self.memory.place(rows_of(plan))  # it was short before, too: optimistic admission
+        return None
 
     def _rows_before(self, plan: records.IterationPlan) -> dict[str, int]:
         """Rows to come, before this step, of running sessions, and of the plan's
@@ -419,36 +445,53 @@ class Scheduler:
         return [chunk.request_id for chunk in whole.chunks if chunk.request_id not in stay]
 
     def _enter_all(
-        self, plan: records.IterationPlan, entering: list[str], now_ms: float
+        self, plan: records.IterationPlan, entering: dict[str, int], now_ms: float
     ) -> records.IterationPlan:
-        """Let sessions enter as far as their rows find cells beside those of running ones, the last one first
-        to stay out: nobody gives way to an entry, and idle prefixes do.
+        """Let sessions enter (request id: shard) as far as their rows find cells beside those of running
+        ones: nobody gives way to an entry, and idle prefixes do. The last one that lacks cells stays out, and
+        whoever enters behind it.
         """
         memory, starts = self.memory, {chunk.request_id: chunk.start for chunk in plan.chunks}
         memory.undo()
-        had_room = memory.has_room(self._rows_to_come()) if memory.shares else False
-        opened: list[str] = []
-        for name in entering:
-            if memory.open(self.table.views[name], starts[name]):
-                opened.append(name)
+        roomy = [shard for shard in memory.shards if shard.shares and shard.has_room(self._rows_to_come())]
+        opened: dict[str, Memory] = {}
+        for name, index in entering.items():
+            shard = memory.shards[index]
+            if shard.open(self.table.views[name], starts[name]):
+                opened[name] = shard
             else:
                 plan = plan_without(plan, [name])
         while True:
             blocked = memory.place(rows_of(plan))
             if blocked is None and not opened:
                 break
-            if blocked is None and self._keeps_room(plan):
-                if not had_room or memory.has_room(_rows_after(plan, self._rows_before(plan))):
+            if blocked is None:
+                crowded = self._crowded(plan)
+                if crowded is not None and crowded.evict_one():
+                    continue
+                crowded = self._crowded_by_entry(plan, roomy) if crowded is None else crowded
+                if crowded is None:
                     break
                 memory.undo()
-            elif memory.evict_one() if blocked is None else memory.evict_for(blocked):
-                continue
-            require(bool(opened), "rows of running sessions lost their cells", blocked)
-            memory.retire(opened[-1])
-            plan = plan_without(plan, [opened.pop()])
+            else:
+                crowded = memory.home(blocked.request_id)
+                if crowded.evict_for(blocked):
+                    continue
+            mine = [name for name, shard in opened.items() if shard is crowded]
+            require(bool(mine), "rows of running sessions lost their cells", blocked)
+            names = list(opened)
+            out = names[names.index(mine[-1]) :]
+            for name in out:
+                opened.pop(name).retire(name)
+            plan = plan_without(plan, out)
         for name in opened:
             self._enter(self.table.views[name], starts[name], now_ms)
         return plan
+
+    def _crowded_by_entry(self, plan: records.IterationPlan, roomy: list[Memory]) -> Memory | None:
+        """A shard in which everybody had room, ``roomy``, and has not any more once the plan has run."""
+        after = _rows_after(plan, self._rows_before(plan)) if roomy else {}
+        return next((shard for shard in roomy if not shard.has_room(after)), None)
 
     def _answer_entries(
         self, whole: records.IterationPlan, fitted: records.IterationPlan
@@ -535,7 +578,7 @@ class Scheduler:
         counter, event = _TALLIES[phase]
         setattr(record, counter, getattr(record, counter) + rows)
         if phase is Phase.PREFILL:
-            self.memory.keep_prefix(view)
+            self.memory.home(view.request_id).keep_prefix(view)
         self._observe(event, view, now_ms, rows)
         if item.token is not None:
             self._observe("emitted", view, now_ms, 1)
@@ -626,7 +669,7 @@ class Scheduler:
         can_run = progressed or any(self._can_run(view) for view in views.values())
         owed = 0 if progressed else sum(view.committed for view in views.values())
         climbed = progress.note(progressed=progressed, rebuilt=rebuilt, owed=owed, can_run=can_run)
-        self.memory.may_share = progress.rung is Rung.NONE
+        self.memory.allow_sharing(progress.rung is Rung.NONE)
         if not climbed:
             return
         record.escalations += 1
@@ -655,16 +698,18 @@ class Scheduler:
             self.memory.reset()
 
     def _leave_alone(self) -> None:
-        self._alone, self.memory.may_share = None, True
+        self._alone = None
+        self.memory.allow_sharing(True)
         self._progress.release()
 
     def _close(self, flight: Flight, now_ms: float) -> StepRecord:
         """Tidy the pool, publish the step's record."""
-        table, memory, record = self.table, self.memory, self._record
-        if memory.available_sequences() == 0 and (table.waiting or table.suspended):
-            memory.evict_one()  # its cells keep the id until they are used, or until nobody is resident
-        if not memory.residences and not memory.prefix.entries and flight.plan.chunks:
-            memory.reset()
+        table, record = self.table, self._record
+        for shard in self.memory.shards:
+            if shard.available_sequences() == 0 and (table.waiting or table.suspended):
+                shard.evict_one()  # its cells keep the id until they are used, or until nobody is resident
+            if not shard.residences and not shard.prefix.entries and flight.plan.chunks:
+                shard.reset()
         if not table.views:
             self._apply_pending()
         record.step, record.now_ms = flight.plan.decision_id, now_ms
@@ -697,7 +742,8 @@ class Scheduler:
         """Intent, release, suspended, recorded; a session whose own cells lie too high keeps what rows it
         can and is resumed at once.
         """
-        table, memory, request_id = self.table, self.memory, view.request_id
+        table, request_id = self.table, view.request_id
+        memory = self.memory.home(request_id)
         too_high = cause.reason is PreemptionReason.OWN_CELLS_TOO_HIGH
         before = memory.available_cells()
         kept = memory.shorten(view, available=cause.available_rows) if too_high else 0

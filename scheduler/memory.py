@@ -49,8 +49,9 @@ class Place(NamedTuple):
 class Memory:
     """Pools of all stages and the resident prefixes. Policies may ask the facts, never for cells or ids.
 
-    ``rows_to_come()`` gives the rows that are kept free for every running session, by request id. Facts hold
-    until the next ``begin_step`` or the next change of the memory.
+    ``rows_to_come()`` gives the rows that are kept free for every running session, by request id; those of
+    sessions that do not live here are not looked at. Facts hold until the next ``begin_step`` or the next
+    change of the memory.
     """
 
     def __init__(
@@ -75,6 +76,21 @@ class Memory:
             sharing=self.sharing, block_tokens=steps.prefix_block_tokens, max_entries=2 * steps.max_num_seqs
         )
         self.residences: dict[str, Residence] = {}
+
+    # -- as the only shard, or one of ``scheduler.shards.ShardedMemory``
+
+    @property
+    def shards(self) -> tuple[Memory, ...]:
+        """Memories of which each has pools of its own: this one alone."""
+        return (self,)
+
+    def home(self, request_id: str) -> Memory:
+        """The shard in which a session lives: this one."""
+        return self
+
+    def allow_sharing(self, allowed: bool) -> None:
+        """Whether whoever enters may share, and prefixes are kept."""
+        self.may_share = allowed
 
     # -- facts for policies
 
@@ -159,6 +175,8 @@ class Memory:
         for stage, pool in enumerate(self.pools if self.pools[0].ordered else ()):
             floors = []
             for name, rows in demands.items():
+                if name not in self.residences:
+                    continue
                 cells = pool.owners[self.residences[name].seq_ids[stage]].cells
                 floors.append((cells[-1] if cells else -1, rows))
             floors.sort(reverse=True)

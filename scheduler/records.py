@@ -247,13 +247,16 @@ class AllocationResult:
 
 @dataclass(frozen=True, slots=True)
 class QueueIntent:
-    """A wish of the plan: intent is not release, and not admission. One to enter has its estimate."""
+    """A wish of the plan: intent is not release, and not admission. One to enter has its estimate, and the
+    shard of the memory to enter.
+    """
 
     kind: IntentKind
     request_id: str
     generation: int
     reason: str = ""
     estimate: ReservationEstimate | None = None
+    shard: int = 0
 
 
 @dataclass(frozen=True, slots=True)

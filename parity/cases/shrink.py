@@ -200,6 +200,9 @@ def _simpler(case: Case) -> Iterator[Case]:
         yield replace(case, prefix_cache=False)
     if case.steps_in_flight > 1:
         yield replace(case, steps_in_flight=1)
+    if case.shards > 1:
+        yield replace(case, shards=1)
+        yield replace(case, shards=case.shards - 1)
     for width in _halves(case.max_num_batched_tokens - 1):
         yield replace(case, max_num_batched_tokens=case.max_num_batched_tokens - width)
 

@@ -10,6 +10,7 @@ from parity.history import session_index
 from parity.records import Finding
 from scheduler.cells import CellPool
 from scheduler.memory import Memory
+from scheduler.shards import ShardedMemory
 
 CONSERVATION = "conservation"
 KEPT = "a kept prefix"
@@ -48,17 +49,23 @@ def owners_of(memory: Memory) -> Owners:
     return Owners(masks, {name: held.seq_ids for name, held in memory.residences.items()})
 
 
-def find_losses(memory: Memory, before: Owners | None, *, operation: str, step: int) -> list[Finding]:
-    """What ``operation`` of ``step`` lost or doubled; ``before`` says who held what until then."""
+def find_losses(
+    memory: Memory, before: Owners | None, *, operation: str, step: int, shard: int | None = None
+) -> list[Finding]:
+    """What ``operation`` of ``step`` lost or doubled in a memory, or in one shard of it; ``before`` says who
+    held what until then.
+    """
     findings = []
     for breach in breaches_of(memory):
         moments = [owners_of(memory), *([] if before is None else [before])]
         holders = dict.fromkeys(name for moment in moments for name in moment.holders(breach))
         sessions = [name for name in holders if name != KEPT]
         data = {"step": step, "operation": operation, "stage": breach.stage}
+        data |= {} if shard is None else {"shard": shard}
         data |= {"cells": list(breach.cells[:MOST_CELLS])} if breach.cells else {}
         data |= {"session": session_index(sessions[0])} if sessions else {}
-        said = f"after {operation} of step {step}, stage {breach.stage}: {breach.text}"
+        where = f"stage {breach.stage}" if shard is None else f"shard {shard}, stage {breach.stage}"
+        said = f"after {operation} of step {step}, {where}: {breach.text}"
         if holders:
             said += f"; held by {', '.join(map(_readable, holders))}"
         findings.append(Finding(CONSERVATION, said, data))
@@ -69,9 +76,10 @@ def _readable(holder: str) -> str:
     return holder if holder == KEPT else f"session {session_index(holder)}"
 
 
-def check_conservation(memory: Memory) -> None:
+def check_conservation(memory: Memory | ShardedMemory) -> None:
     """Raises AssertionError when a cell or an id is lost, doubled or owned by nobody that is known."""
-    _raise(breaches_of(memory))
+    for shard in memory.shards:
+        _raise(breaches_of(shard))
 
 
 def check_cells(pool: CellPool) -> None:

@@ -114,7 +114,7 @@ def explain_divergence(
             chunks.append((chunk.start, chunk.stop))
             neighbours = tuple(session_index(c.request_id) for c in plan.chunks if c is not chunk)
             rows = range(batch.offsets[index], batch.offsets[index + 1])
-            for call in batch.stages[0] if batch.stages else ():
+            for _, call in batch.first_calls():
                 for row, cell in zip(call.rows, call.cells, strict=True):
                     if row != PAD_ROW and row in rows:
                         cells[batch.positions[row]] = cell

@@ -17,7 +17,7 @@ def count_marks(run: Run) -> dict[str, int]:
     """All marks of one run, zero ones included."""
     marks = Counter(dict.fromkeys(MARKS, 0))
     chunked: Counter[int] = Counter()
-    opened: dict[int, str] = {}
+    opened: dict[tuple[int, int], str] = {}
     for facts in facts_of(run):
         _count_step(facts.traced, marks, chunked, opened)
         marks["shared"] += len(facts.shared)
@@ -95,7 +95,7 @@ def possible_marks(layout: Layout, *, pads: bool, overlaps: bool = False) -> tup
 
 
 def _count_step(
-    traced: TraceStep, marks: Counter[str], chunked: Counter[int], opened: dict[int, str]
+    traced: TraceStep, marks: Counter[str], chunked: Counter[int], opened: dict[tuple[int, int], str]
 ) -> None:
     flight = traced.flight
     phases = []
@@ -108,15 +108,13 @@ def _count_step(
     marks["mixed_step"] += Phase.DECODE in phases and Phase.PREFILL in phases
     marks["concurrent"] += len(phases) > 1
     marks["seeded"] += sum(sample.sampling.temperature > 0 for sample in flight.batch.samples)
-    if not flight.batch.stages:
-        return
     owner_of_row = [chunk.request_id for chunk in flight.plan.chunks for _ in range(chunk.stop - chunk.start)]
-    for call in flight.batch.stages[0]:
+    for context, call in flight.batch.first_calls():
         marks["padded_call"] += PAD_ROW in call.rows
         for row, seq_id in zip(call.rows, call.seq_ids, strict=True):
             if row == PAD_ROW:
                 continue
             owner = owner_of_row[row]
-            if opened.get(seq_id, owner) != owner:
+            if opened.get((context, seq_id), owner) != owner:
                 marks["id_reused"] += 1
-            opened[seq_id] = owner
+            opened[context, seq_id] = owner

@@ -68,12 +68,13 @@ class StageMemory:
 
 @dataclass(slots=True)
 class Stay:
-    """Where one session is: its sequence id in the first stage, the rows that it has, the most it ever had.
+    """Where one session is: its context and its sequence id there (the first stage's), the rows that it has,
+    the most it ever had.
 
     ``lost`` once its rows were seen to be taken, ``leaves`` once it was told to give them up.
     """
 
-    seq_id: int
+    sequence: tuple[int, int]
     rows: int
     furthest: int
     lost: bool = False
@@ -145,11 +146,11 @@ class _Residences:
             if chunk.request_id not in sequences:
                 continue
             key = session, chunk.generation
-            seq_id, stay = sequences[chunk.request_id], self.stays.get(key)
+            (context, seq_id), stay = sequences[chunk.request_id], self.stays.get(key)
             back = stay is not None and (
-                stay.lost or stay.leaves or stay.seq_id != seq_id or chunk.start < stay.rows
+                stay.lost or stay.leaves or stay.sequence != (context, seq_id) or chunk.start < stay.rows
             )
-            if stay is None and chunk.start and seq_id in self.stages[0].copied_from:
+            if stay is None and chunk.start and seq_id in self.stages[context].copied_from:
                 shared.append(session)
             if back:
                 resumed.append(session)
@@ -161,7 +162,7 @@ class _Residences:
                 if item.before < furthest and item.after > item.before:
                     rebuilt.append(session)
                 rows, furthest = item.after, max(furthest, item.after)
-            self.stays[key] = Stay(seq_id, rows, furthest)
+            self.stays[key] = Stay((context, seq_id), rows, furthest)
         full = bool(flight.plan.chunks) and self._is_full(traced.step)
         return StepFacts(traced, tuple(shared), tuple(displaced), tuple(resumed), tuple(rebuilt), full)
 
@@ -176,10 +177,10 @@ class _Residences:
                 for op in call.ops:
                     memory.apply(op)
                 memory.place(call, traced.flight.batch.positions)
-        touched = self.stages[0].touched if self.stages else []
+        touched = {(at, seq_id) for at, memory in enumerate(self.stages) for seq_id in memory.touched}
         displaced = []
         for key, stay in self.stays.items():
-            if stay.seq_id in touched and self.ended.get(key, traced.step + 1) > traced.step:
+            if stay.sequence in touched and self.ended.get(key, traced.step + 1) > traced.step:
                 displaced += [] if stay.lost else [key[0]]
                 stay.lost = True
         return displaced
@@ -226,17 +227,18 @@ def last_uses(run: Run) -> dict[tuple[int, int, int], int]:
 
 
 def cells_of_stage(case: Case, stage: int) -> int:
-    """Usable cells of one stage's pool."""
-    return case.stage_cells[stage] if case.stage_cells else case.pool_cells
+    """Usable cells of one stage's pool; stages of all shards are counted on."""
+    return case.stage_cells[stage % len(case.stage_cells)] if case.stage_cells else case.pool_cells
 
 
-def _sequences(traced: TraceStep) -> dict[str, int]:
-    """The sequence id of every planned session in the first stage's calls, if it has rows there."""
+def _sequences(traced: TraceStep) -> dict[str, tuple[int, int]]:
+    """The context and sequence id of every planned session in first stages' calls, if it has rows there."""
     batch, chunks = traced.flight.batch, traced.flight.plan.chunks
     seq_of_row = {
-        row: seq_id
-        for call in (batch.stages[0] if batch.stages else ())
+        row: (context, seq_id)
+        for context, call in batch.first_calls()
         for row, seq_id in zip(call.rows, call.seq_ids, strict=True)
+        if row != PAD_ROW
     }
     return {
         chunk.request_id: seq_of_row[batch.offsets[index]]

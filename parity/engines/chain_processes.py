@@ -193,7 +193,7 @@ class ProcessChain(SamplingEngine):
             if own.num_sequences > settings.num_sequences or own.num_cells >= self._context_cells(settings):
                 raise ValueError(f"limits {own} do not fit {settings}")
         self.limits, self.break_next = limits, None
-        self._give_up_launched()
+        self.give_up_launched()
         if not self._why_lost:
             try:
                 self._order([{"do": "clear"}] * len(self._stages))
@@ -209,7 +209,7 @@ class ProcessChain(SamplingEngine):
 
     def apply(self, stages: Sequence[Sequence[MemoryOp]]) -> None:
         """Apply operations. With a lost stage there is no memory to apply them to: the next step says so."""
-        self._give_up_launched()
+        self.give_up_launched()
         if self._why_lost:
             return
         try:
@@ -251,13 +251,13 @@ class ProcessChain(SamplingEngine):
                 raise step.failure
             self._note_busy(self._gather(range(len(self._stages)), self._sampler(step.batch, tokens)))
         except EngineFailure:
-            self._give_up_launched()
+            self.give_up_launched()
             raise
         return completed_result(
             step.plan, step.batch, tokens, started_ms=step.now_ms, finished_ms=step.now_ms
         )
 
-    def _give_up_launched(self) -> None:
+    def give_up_launched(self) -> None:
         """Wait for the steps that are on their way, and forget what comes of them."""
         self._given_up += 1
         while self._launched:

@@ -71,17 +71,17 @@ class ExactEngine(StagesInTurn):
             ExactPool(pool, window=self.model.window, salt=_salt(self.model, stage))
             for stage, pool in enumerate(self.limits)
         )
-        self._failing_call: int | None = None
+        self.fail_before_call: int | None = None
 
     def fail_next(self, call: int = 0) -> None:
         """Make the next step fail at its native call number ``call`` (stages counted
         on), after the calls before it.
         """
-        self._failing_call = call
+        self.fail_before_call = call
 
     def walk(self, plan: IterationPlan, batch: Batch, now_ms: float) -> Walk:
         """Run the batch through every stage and sample."""
-        failing, self._failing_call = self._failing_call, None
+        failing, self.fail_before_call = self.fail_before_call, None
         hidden: list[int | None] = list(batch.tokens)
         for stage, (pool, calls) in enumerate(zip(self.pools, batch.stages, strict=True)):
             if stage:

@@ -24,7 +24,7 @@ from scheduler.policies.vtc import Counters
 from scheduler.policy.base import Policy
 from scheduler.policy.plan import PlanBuilder
 from scheduler.policy.state import SchedulerState
-from scheduler.records import IterationPlan, Refusal, Request, SessionView
+from scheduler.records import IterationPlan, Refusal, Request
 
 
 def numbers_mutant(plant: Callable[[Any], Plant], policy: str) -> Callable[[Any], Any]:
@@ -57,20 +57,20 @@ def orca_above_its_slots(original: Callable[..., Any], reach: Reach) -> Callable
     return refuse
 
 
-@numbers_mutant(in_method(PlanBuilder, "enter"), "fcfs")
+@numbers_mutant(in_method(PlanBuilder, "_enter_shard"), "fcfs")
 def watermark_forgotten_in_a_burst(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
     """The watermark does not hold among sessions that enter an idle server in one step.
 
     While nobody runs yet, those who entered in the same step do not count.
     """
 
-    def enter(self: PlanBuilder, view: SessionView, **named: Any) -> bool:
-        hidden: list[SessionView] = []
+    def enter(self: PlanBuilder, door: Any, *wish: Any) -> bool:
+        hidden = 0
         if self.entered and not self.state.running and self.policy.watermark_rows():
             reach()
-            hidden, self.entered = self.entered, []
-        entered = original(self, view, **named)
-        self.entered = hidden + self.entered
+            hidden, door.num_sessions = door.num_sessions, 0
+        entered = original(self, door, *wish)
+        door.num_sessions += hidden
         return entered
 
     return enter

@@ -75,8 +75,8 @@ def token_streamed_twice(reach: Reach) -> Iterator[None]:
     """
 
     def composing(original: Any) -> Any:
-        def compose_batch(plan: Any, views: Any, outputs: Any, stages: Any) -> Batch:
-            batch = original(plan, views, outputs, stages)
+        def compose_batch(plan: Any, views: Any, *rest: Any) -> Batch:
+            batch = original(plan, views, *rest)
             again = []
             for index, chunk in enumerate(plan.chunks):
                 view = views[chunk.request_id]

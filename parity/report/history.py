@@ -310,7 +310,7 @@ def _bars(traced: TraceStep, parity: Mapping[tuple[int, int], Parity]) -> list[B
     batch = traced.flight.batch
     cell_of = {
         row: cell
-        for call in (batch.stages or ((),))[0]
+        for _, call in batch.first_calls()
         for row, cell in zip(call.rows, call.cells, strict=True)
         if row != PAD_ROW and cell >= 0
     }

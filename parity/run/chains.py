@@ -20,6 +20,7 @@ from parity.engines.chain import StageChain
 from parity.engines.chain_processes import ProcessChain
 from parity.engines.geometry import CELL_GRAIN, round_cells
 from parity.engines.numerics import ROW, NumericsProfile
+from parity.engines.shards import ShardedEngine, in_shards
 from parity.engines.stage import StageSettings
 from parity.errors import UsageError
 from parity.models import ModelFile
@@ -200,6 +201,9 @@ def hand_settings(
     )
 
 
+Chain = StageChain | ProcessChain | ShardedEngine
+
+
 class StageChains:
     """Chains of one process, the last few kept between cases.
 
@@ -211,7 +215,7 @@ class StageChains:
         self.tight_contexts = (
             False  # True: contexts hardly larger than the pools, instead of the family's size
         )
-        self._chains: OrderedDict[tuple, StageChain | ProcessChain] = OrderedDict()
+        self._chains: OrderedDict[tuple, Chain] = OrderedDict()
         self._legal: dict[tuple, LegalSplit] = {}
 
     def legal(self, file: ModelFile, name: str) -> LegalSplit:
@@ -227,8 +231,8 @@ class StageChains:
 
     def chain(
         self, case: Case, file: ModelFile, family: Family, profile: NumericsProfile, whole: PoolLimits
-    ) -> StageChain | ProcessChain:
-        """The chain of a case.
+    ) -> Chain:
+        """The chain of a case, in several shards one each.
 
         A case that loses a stage runs in processes, whatever ``in_processes`` says.
         """
@@ -255,9 +259,12 @@ class StageChains:
         )
         lossy = any(fault.kind is FaultKind.STAGE_LOST for fault in case.faults)
         make = ProcessChain if self.in_processes or lossy else StageChain
-        return self._kept((make, settings), lambda: make(settings))
+        return self._kept(
+            (make, settings, case.shards),
+            lambda: in_shards(case.shards, lambda: make(settings), n_threads=self.n_threads),
+        )
 
-    def _kept(self, key: tuple, make: Callable[[], StageChain | ProcessChain]) -> StageChain | ProcessChain:
+    def _kept(self, key: tuple, make: Callable[[], Chain]) -> Chain:
         if key not in self._chains:
             while len(self._chains) >= KEPT_CHAINS:
                 self._chains.popitem(last=False)[1].close()

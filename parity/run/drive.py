@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from parity.checkers.conservation import CONSERVATION, Owners, find_losses, owners_of
@@ -59,7 +60,7 @@ class Driver:
         self._inject = inject
         self._step = 0
         self._clock_offset_ms = 0.0
-        self._owners: Owners | None = None
+        self._owners: list[Owners] = []  # of every shard of the memory
         self._given_up: dict[int, Fault] = {}
         self._generation: dict[int, int] = {}
         self._offered: dict[int, None] = {}
@@ -128,11 +129,14 @@ class Driver:
         """Hold the scheduler's books to the laws; a run whose books are wrong ends."""
         if self.memory is None:
             return
-        found = find_losses(self.memory, self._owners, operation=operation, step=self._step)
-        if found:
-            self.run.findings += found[1:]
-            raise RunEnds(found[0].checker, found[0].text, **found[0].data)
-        self._owners = owners_of(self.memory)
+        shards = self.memory.shards
+        for index, (shard, before) in enumerate(zip_longest(shards, self._owners)):
+            number = index if len(shards) > 1 else None
+            found = find_losses(shard, before, operation=operation, step=self._step, shard=number)
+            if found:
+                self.run.findings += found[1:]
+                raise RunEnds(found[0].checker, found[0].text, **found[0].data)
+        self._owners = list(map(owners_of, shards))
 
     def _arrive(self) -> None:
         for index in self._arrivals.get(self._step, ()):

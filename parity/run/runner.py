@@ -22,6 +22,7 @@ from parity.engines.llama import LlamaModel
 from parity.engines.numerics import ROW, NumericsProfile
 from parity.engines.pool import LlamaEngine, PoolContext, SamplingEngine
 from parity.engines.sampling import logits_digest
+from parity.engines.shards import ShardedEngine, in_shards
 from parity.engines.stage import StageSettings
 from parity.errors import UsageError
 from parity.history import Answer, Run, session_index
@@ -71,7 +72,7 @@ class Runner:
     def __init__(self, *, n_threads: int = 1, remember: bool = True, stage_processes: bool = False) -> None:
         self.n_threads, self.remember = n_threads, remember
         self._models: dict[tuple, LlamaModel] = {}
-        self._engines: dict[tuple, LlamaEngine | ProcessChain] = {}
+        self._engines: dict[tuple, LlamaEngine | ProcessChain | ShardedEngine] = {}
         self._oracles: dict[tuple, Oracle] = {}
         self.chains = StageChains(n_threads=n_threads, in_processes=stage_processes)
 
@@ -83,7 +84,9 @@ class Runner:
             self._models[key] = LlamaModel(file.path, use_extra_bufts=profile.use_extra_bufts)
         return self._models[key]
 
-    def engine(self, case: Case, file: ModelFile, family: Family, profile: NumericsProfile) -> SamplingEngine:
+    def engine(
+        self, case: Case, file: ModelFile, family: Family, profile: NumericsProfile
+    ) -> SamplingEngine | ShardedEngine:
         """The engine of a case, its contexts large enough for the family's engine settings or the case."""
         if case.split is not None:
             return self.chains.chain(case, file, family, profile, pool_limits(case, family, profile))
@@ -109,7 +112,7 @@ class Runner:
             "swa_full": settings.swa_full,
         }
         alone = needs_own_process(case)
-        key = (file.sha256, profile, case.layout, case.kv_type, num_sequences, num_cells, alone)
+        key = (file.sha256, profile, case.layout, case.kv_type, num_sequences, num_cells, alone, case.shards)
         if key not in self._engines and alone:
             stage = StageSettings(
                 path=str(file.path),
@@ -119,9 +122,12 @@ class Runner:
                 stop=self.model(file, profile).n_layer,
                 **pool,
             )
-            self._engines[key] = ProcessChain([stage], restarts=True)
+            self._engines[key] = in_shards(case.shards, lambda: ProcessChain([stage], restarts=True))
         elif key not in self._engines:
-            self._engines[key] = LlamaEngine(PoolContext(self.model(file, profile), **pool))
+            model = self.model(file, profile)
+            self._engines[key] = in_shards(
+                case.shards, lambda: LlamaEngine(PoolContext(model, **pool)), n_threads=self.n_threads
+            )
         return self._engines[key]
 
     def oracle(self, case: Case, file: ModelFile, family: Family, profile: NumericsProfile) -> Oracle:
@@ -148,7 +154,7 @@ class Runner:
     def attempt(
         self,
         case: Case,
-        engine: SamplingEngine,
+        engine: SamplingEngine | ShardedEngine,
         family: Family,
         profile: NumericsProfile,
         file: ModelFile,
@@ -377,7 +383,8 @@ class ExactSystem:
     def attempt(self, case: Case) -> Run:
         engine = exact_engine(case)
         run = drive_exact(case, engine)
-        used = sum(pool.num_used() for pool in engine.pools)
+        shards = engine.shards if isinstance(engine, ShardedEngine) else (engine,)
+        used = sum(pool.num_used() for shard in shards for pool in shard.pools)
         if used and not run.findings:
             run.leftovers = f"{used} cells still have an owner"
         return run
@@ -386,19 +393,20 @@ class ExactSystem:
         return AnswersOf(functools.partial(exact_solo, case))
 
 
-def exact_engine(case: Case, **options: Any) -> ExactEngine:
+def exact_engine(case: Case, **options: Any) -> ExactEngine | ShardedEngine:
     """A new exact engine for a case."""
-    return ExactEngine(exact_limits(case), exact_model(case), stops=hidden_stops(case.sessions), **options)
+    limits, model, stops = exact_limits(case), exact_model(case), hidden_stops(case.sessions)
+    return in_shards(case.shards, lambda: ExactEngine(limits, model, stops=stops, **options))
 
 
-def drive_exact(case: Case, engine: ExactEngine, scheduler: Scheduler | None = None) -> Run:
+def drive_exact(case: Case, engine: ExactEngine | ShardedEngine, scheduler: Scheduler | None = None) -> Run:
     """One run of a case on an idle engine, under the scheduler that was made for it."""
     if scheduler is None:
         scheduler = Scheduler(engine, policy_of(case), case.step_limits())
 
     def inject(fault: Fault) -> bool:
         if fault.kind in ENGINE_FAULTS:
-            engine.fail_next(fault.call)
+            engine.fail_before_call = fault.call
             return True
         return False
 

@@ -89,7 +89,7 @@ class Orca(Policy):
                 continue
             new = min(declared_total(view.request), slots) if view.state is SessionState.WAITING else 0
             fits = reserved + new <= slots
-            fits = fits and self._whole(state, view, state.memory.cached_tokens(view), plan)
+            fits = fits and self._whole(state, view, plan.cached_tokens(view), plan)
             if not fits or not plan.enter(view):
                 plan.closed = True
                 continue

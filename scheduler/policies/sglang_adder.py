@@ -252,7 +252,7 @@ class SglangAdder(Policy):
             if reason is not None:
                 plan.reject(view, reason)
                 continue
-            cached = state.memory.cached_tokens(view)
+            cached = plan.cached_tokens(view)
             warm = cached >= self.warm_tokens
             verdict = self._judge(batch, state, view, warm=warm)
             if verdict is Verdict.SKIP:

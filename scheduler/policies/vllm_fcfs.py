@@ -125,7 +125,7 @@ class VllmFcfs(Policy):
         return 0
 
     def reserved_rows(self, state: SchedulerState, plan: PlanBuilder) -> int:
-        return state.max_num_batched_tokens - plan.tokens_left
+        return plan.planned_rows(state.memory)
 
     def chunk_tokens(self, state: SchedulerState, view: SessionView, available: int) -> int:
         if self.long_prefill_threshold > 0:
@@ -134,11 +134,10 @@ class VllmFcfs(Policy):
 
     def plan_iteration(self, state: SchedulerState) -> IterationPlan:
         plan = PlanBuilder(state, self)
-        memory = state.memory
         self.fill(
             plan, sorted((state.views[r] for r in state.running), key=lambda v: self.order_key(state, v))
         )
-        if state.max_num_batched_tokens - plan.tokens_left > memory.available_rows():
+        if plan.lacks_cells:
             return plan.build()  # somebody will be preempted: no waiting pass
         queue = [state.views[r] for r in (*state.suspended, *state.waiting)]
         for view in sorted(queue, key=lambda v: self.order_key(state, v)):
@@ -146,7 +145,7 @@ class VllmFcfs(Policy):
             if reason is not None:
                 plan.reject(view, reason)
                 continue
-            cached = memory.cached_tokens(view)
+            cached = plan.cached_tokens(view)
             available = min(plan.tokens_left, state.max_chunk_tokens)
             rows = min(view.limit_at(cached) - cached, self.chunk_tokens(state, view, available))
             if not plan.enter(view, future_rows=cached + rows) and not self.keeps_scanning(state, view):

@@ -150,3 +150,14 @@ class Serving:
             name: self.solo(name) for name in self.ends
         }
         assert self.totals.values["engine_failures"] == 0
+
+
+class OneShard:
+    """Base of stand-ins for a memory of which policies ask facts: it is the only shard."""
+
+    @property
+    def shards(self) -> tuple[OneShard, ...]:
+        return (self,)
+
+    def home(self, request_id: str) -> OneShard:
+        return self

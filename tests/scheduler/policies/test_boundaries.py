@@ -22,6 +22,7 @@ from scheduler.policy.plan import PlanBuilder
 from scheduler.policy.reservation import Reservation
 from scheduler.policy.state import SchedulerState
 from scheduler.records import Request, ServiceLevel, SessionState, SessionView
+from tests.scheduler.serving import OneShard
 
 WAITING, RUNNING, SUSPENDED = SessionState.WAITING, SessionState.RUNNING, SessionState.SUSPENDED
 
@@ -58,7 +59,7 @@ def view(
     )
 
 
-class Facts:
+class Facts(OneShard):
     """What policies ask of a memory, as numbers."""
 
     def __init__(self, *, rows: int = 1000, cached: dict[str, int] | None = None) -> None:

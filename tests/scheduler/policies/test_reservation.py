@@ -22,6 +22,7 @@ from scheduler.policy.reservation import (
 )
 from scheduler.policy.state import SchedulerState
 from scheduler.records import Allocation, AllocationRequest, Request, SessionState, SessionView
+from tests.scheduler.serving import OneShard
 
 ROW_BYTES = 131_072
 USED, HARD, WATERMARK = 8, 28, 4
@@ -38,7 +39,7 @@ POLICIES = {
 HIDDEN_ROWS = {name: realised - 1 for name, (*_, realised) in TOTALS.items()}
 
 
-class PreservedRows:
+class PreservedRows(OneShard):
     """Facts of a memory in which every suspended session's rows were preserved
     whole, and one session more runs.
     """
