@@ -136,6 +136,10 @@ def gate_jobs(kind: CheckKind) -> tuple[GateJob, ...]:
     return tuple(job for job in plan_jobs(options) if job.kind is kind)
 
 
+def _shards(job: GateJob) -> str:
+    return f"{job.layout.value}-{job.shards}" if job.layout is not None and job.shards > 1 else ""
+
+
 def gate_params(kind: CheckKind, *layouts: Layout) -> list:
     """Those jobs (of ``layouts``, if any are named) for ``pytest.mark.parametrize("job", ...)``, each under
     its family's marker.
@@ -145,7 +149,9 @@ def gate_params(kind: CheckKind, *layouts: Layout) -> list:
         pytest.param(
             job,
             marks=getattr(pytest.mark, families[job.family].marker),
-            id="-".join(filter(None, (job.layout.value if layouts else "", job.family, job.split))),
+            id="-".join(
+                filter(None, (job.layout.value if layouts else "", job.family, job.split, _shards(job)))
+            ),
         )
         for job in gate_jobs(kind)
         if not layouts or job.layout in layouts

@@ -139,4 +139,10 @@ def validate_result(
             client = view.request.client_id
             debits[client] = debits.get(client, 0) + rows
     require(not planned, "planned work has no result", list(planned))
+    order = [item.request_id for item in result.chunks]
+    require(
+        order == [chunk.request_id for chunk in plan.chunks],
+        "results in another order than their chunks were planned",
+        order,
+    )
     require(result.debits == debits, "debits are not the completed prefill and decode rows", result.debits)

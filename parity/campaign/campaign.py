@@ -38,6 +38,7 @@ from scheduler.policies import policy_names
 
 BATCH_CASES = 12
 STEPS_IN_FLIGHT = (1, 2, 1, 3)  # of the cases of a batch, in turn
+SHARDS = (1, 1, 2, 1, 4)  # likewise, under our own scheduler
 DEFAULT_LAYOUTS = (Layout.UNIFIED, Layout.STREAMS)
 FEATURE_PAIRS = tuple(combinations(FEATURES, 2))
 _KIND_OF_FEATURE = {
@@ -120,7 +121,13 @@ def draw_batch(order: dict[str, Any]) -> list[Case]:
 
     take()
     depths = itertools.cycle(STEPS_IN_FLIGHT)
-    return [replace(case, steps_in_flight=next(depths)) for case in drawn]
+    shards = itertools.cycle((1,) if brings_scheduler(order) else SHARDS)
+    return [replace(case, steps_in_flight=next(depths), shards=next(shards)) for case in drawn]
+
+
+def brings_scheduler(order: dict[str, Any]) -> bool:
+    """Whether a batch runs under a scheduler that a user brings."""
+    return any(order["brought"].get(part) for part in ("scheduler", "scheduler_command"))
 
 
 def run_batch(order: dict[str, Any]) -> dict[str, Any]:

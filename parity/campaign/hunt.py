@@ -9,7 +9,7 @@ import random
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from parity.cases.strategies import tokens_of, within_limits
 from parity.checkers.giving_way import preemptions_of
@@ -91,7 +91,10 @@ def draw_case(number: int, policies: Sequence[str]) -> Case:
         faults=draw_faults(source, count),
         stage_cells=() if streams else stages,
         steps_in_flight=source.choice((1, 1, 1, 2, 3)),
+        shards=source.choice((1, 1, 1, 2, 4)),
     )
+    if case.shards > 1:  # as tight as one pool is
+        case = replace(case, pool_cells=max(max(needs), cells // case.shards), stage_cells=())
     return within_limits(case)
 
 

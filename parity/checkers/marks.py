@@ -24,6 +24,7 @@ def count_marks(run: Run) -> dict[str, int]:
         marks["preempted"] += len(facts.displaced)
         marks["resumed"] += len(facts.resumed)
         marks["rebuilt"] += bool(facts.rebuilt)
+        marks["moved"] += len(facts.moved)
         marks["pool_full"] += facts.full
         marks["engine_failed"] += facts.failed
     marks["chunked"] = sum(count > 1 for count in chunked.values())
@@ -77,6 +78,8 @@ MARKS = (
     "resubmitted",
     "preempted_in_flight",
     "overlapped",
+    "sharded",
+    "moved",
 )
 
 # Not of one run but of two: the policy planned the case otherwise than fcfs does. A suite under another
@@ -84,13 +87,16 @@ MARKS = (
 POLICY_MATTERED = "policy_mattered"
 
 
-def possible_marks(layout: Layout, *, pads: bool, overlaps: bool = False) -> tuple[str, ...]:
+def possible_marks(
+    layout: Layout, *, pads: bool, overlaps: bool = False, in_shards: bool = False
+) -> tuple[str, ...]:
     """Marks that a run in a layout can have: all but padding rows where there are none (``pads``: whether the
-    kernels need company for a lone row; only the unified layout gives it), and steps that overlap where only
-    one is in flight.
+    kernels need company for a lone row; only the unified layout gives it), steps that overlap where only
+    one is in flight, and what takes several shards where there is one.
     """
     impossible = {"padded_call"} - ({"padded_call"} if pads and layout is Layout.UNIFIED else set())
     impossible |= set() if overlaps else {"overlapped"}
+    impossible |= set() if in_shards else {"sharded", "moved"}
     return tuple(mark for mark in MARKS if mark not in impossible)
 
 
@@ -107,6 +113,7 @@ def _count_step(
             marks["one_token_chunk"] += chunk.stop - chunk.start == 1
     marks["mixed_step"] += Phase.DECODE in phases and Phase.PREFILL in phases
     marks["concurrent"] += len(phases) > 1
+    marks["sharded"] += len(set(flight.batch.shards)) > 1
     marks["seeded"] += sum(sample.sampling.temperature > 0 for sample in flight.batch.samples)
     owner_of_row = [chunk.request_id for chunk in flight.plan.chunks for _ in range(chunk.stop - chunk.start)]
     for context, call in flight.batch.first_calls():

@@ -86,14 +86,15 @@ class StepFacts:
     """What one step is seen to have done, by session.
 
     ``shared`` entered for the first time on rows that were copied from another's sequence, ``displaced`` lost
-    their rows, ``resumed`` came back after that, ``rebuilt`` computed rows again; ``full`` says whether no
-    cell (in streams: no sequence) of some stage was left when the rows were placed.
+    their rows, ``resumed`` came back after that, ``moved`` in another shard, ``rebuilt`` computed rows again;
+    ``full`` says whether no cell (in streams: no sequence) of some stage was left when the rows were placed.
     """
 
     traced: TraceStep
     shared: tuple[int, ...]
     displaced: tuple[int, ...]
     resumed: tuple[int, ...]
+    moved: tuple[int, ...]
     rebuilt: tuple[int, ...]
     full: bool
 
@@ -139,7 +140,7 @@ class _Residences:
         flight = traced.flight
         displaced = self._displaced(traced)
         sequences = _sequences(traced)
-        shared, resumed, rebuilt = [], [], []
+        shared, resumed, moved, rebuilt = [], [], [], []
         completed = {item.request_id: item for item in traced.result.chunks} if traced.result else {}
         for chunk in flight.plan.chunks:
             session = session_index(chunk.request_id)
@@ -154,6 +155,7 @@ class _Residences:
                 shared.append(session)
             if back:
                 resumed.append(session)
+                moved += [session] if stay.sequence[0] != context else []
                 if not stay.lost:
                     displaced.append(session)
             furthest = chunk.start if stay is None else max(stay.furthest, chunk.start)
@@ -164,7 +166,8 @@ class _Residences:
                 rows, furthest = item.after, max(furthest, item.after)
             self.stays[key] = Stay((context, seq_id), rows, furthest)
         full = bool(flight.plan.chunks) and self._is_full(traced.step)
-        return StepFacts(traced, tuple(shared), tuple(displaced), tuple(resumed), tuple(rebuilt), full)
+        kinds = map(tuple, (shared, displaced, resumed, moved, rebuilt))
+        return StepFacts(traced, *kinds, full)
 
     def _displaced(self, traced: TraceStep) -> list[int]:
         """Apply a step's calls; the sessions without an end whose rows were taken."""

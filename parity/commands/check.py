@@ -83,6 +83,13 @@ from scheduler.policies import policy_names
     type=click.IntRange(1, 64),
     help="Steps that run at a time, as the stages of a chain do.",
 )
+@click.option(
+    "--shards",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Pools side by side, each of a case's size; a session lives in one.",
+)
 @brought_options
 @click.option("--seed", type=int, help="Explore other cases than the derandomised default.")
 @click.option("--jobs", default=2, show_default=True, type=click.IntRange(min=1), help="Processes.")
@@ -105,6 +112,7 @@ def command(
     minutes: float | None,
     tier: str | None,
     steps_in_flight: int,
+    shards: int,
     scheduler: str | None,
     engine: str | None,
     scheduler_command: str | None,
@@ -131,6 +139,8 @@ def command(
         raise UsageError(
             "--steps-in-flight with --scheduler-command", why="it is asked for one step at a time"
         )
+    if shards > 1 and (scheduler is not None or scheduler_command is not None):
+        raise UsageError("--shards with a scheduler of yours", why="it is given one pool per stage")
     chosen = choose_families(families, model)
     brought = Brought(scheduler=scheduler, engine=engine, scheduler_command=scheduler_command)
     suites = [(name, layout) for name in chosen for layout in choose_layouts(layouts, brought)]
@@ -142,6 +152,7 @@ def command(
         "policy": policy,
         "policy_options": parse_policy_options(policy, policy_options),
         "steps_in_flight": steps_in_flight,
+        "shards": shards,
         "min_sessions": sessions,
         "until": None if minutes is None else started + 60 * minutes,
         "seed_value": seed,
@@ -171,6 +182,7 @@ OURS_ALONE = (
     "sessions",
     "minutes",
     "steps_in_flight",
+    "shards",
     "scheduler",
     "scheduler_command",
     "engine",

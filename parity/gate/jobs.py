@@ -75,6 +75,7 @@ def _run_suite(job: GateJob) -> GateCheck:
         model=job.model,
         policy=job.policy,
         policy_options=job.policy_options,
+        shards=job.shards,
         min_sessions=job.sessions,
         seed_value=job.seed,
         tier=job.tier,
@@ -306,6 +307,7 @@ def _run_machine(job: GateJob) -> GateCheck:
 
 RUNNERS: dict[CheckKind, Callable[[GateJob], GateCheck]] = {
     CheckKind.SUITE: _run_suite,
+    CheckKind.SHARDS: _run_suite,
     CheckKind.SPLIT: _run_split,
     CheckKind.GOLDEN: _run_goldens,
     CheckKind.TRUTH: _run_truth,

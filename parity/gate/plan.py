@@ -23,6 +23,7 @@ class GateJob:
     family: str = ""
     layout: Layout | None = None
     split: str = ""
+    shards: int = 1
     model: str = ""
     tier: Tier = Tier.BITS
     sessions: int = 0
@@ -60,6 +61,9 @@ OF_THE_SCHEDULER = (
     CheckKind.TEMPLATES,
     CheckKind.MACHINE,
 )
+
+
+IN_SHARDS = ((Layout.UNIFIED, 2), (Layout.UNIFIED, 4), (Layout.STREAMS, 2))
 
 
 def plan_jobs(options: GateOptions) -> list[GateJob]:
@@ -109,7 +113,7 @@ def _model(family: str, row: str) -> str:
 
 
 def _family_jobs(family: Family, options: GateOptions) -> list[GateJob]:
-    """Suites, splits, goldens and truth of one family. Goldens are those of the tiny models; the
+    """Suites, shards, splits, goldens and truth of one family. Goldens are those of the tiny models; the
     float64 reference is for small ones.
     """
     model, tier = _model(family.name, options.row), options.tier_of(family.name)
@@ -125,6 +129,17 @@ def _family_jobs(family: Family, options: GateOptions) -> list[GateJob]:
             **settings,
         )
         for layout in Layout
+    ]
+    jobs += [
+        GateJob(
+            kind=CheckKind.SHARDS,
+            name=f"{family.name} {layout.value} in {shards} shards",
+            layout=layout,
+            shards=shards,
+            sessions=max(1, options.sessions // 4),
+            **settings,
+        )
+        for layout, shards in IN_SHARDS
     ]
     jobs += [
         GateJob(

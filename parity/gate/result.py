@@ -20,6 +20,7 @@ class CheckKind(StrEnum):
     MODEL = "model"  # a row's file is there, verified and pinned
     SUITE = "suite"  # concurrent against alone, one family and layout
     SPLIT = "split"  # the same on a chain of stages
+    SHARDS = "shards"  # the same in several pools side by side
     GOLDEN = "golden"  # outputs are those on record
     TRUTH = "truth"  # answers are right, up to what rounding can do
     STATES = "states"  # a restored state goes on like a recomputed one

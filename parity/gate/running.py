@@ -28,6 +28,7 @@ TESTS: dict[CheckKind, tuple[str, str]] = {
     CheckKind.GOLDEN: ("tests/families/test_golden.py", "test_outputs_are_the_golden_ones"),
     CheckKind.TRUTH: ("tests/families/test_truth.py", "test_tiny_model_is_right"),
     CheckKind.SPLIT: ("tests/families/test_stages.py", "test_concurrent_parity_across_stages"),
+    CheckKind.SHARDS: ("tests/families/test_concurrent_parity.py", "test_concurrent_parity_in_shards"),
     CheckKind.MUTANTS: ("tests/selftest/test_mutants.py", "test_exact_engine_mutant_is_killed"),
     CheckKind.POLICIES: ("tests/scheduler/policies/test_fairness.py", ""),
     CheckKind.STATES: ("tests/families/test_stages.py", "test_cache_state_restore_matches_recompute"),
@@ -117,6 +118,7 @@ def by_cost(jobs: list[GateJob]) -> list[GateJob]:
         CheckKind.TEMPLATES: 2,
         CheckKind.STATES: 3,
         CheckKind.TRUTH: 2,
+        CheckKind.SHARDS: 3,
         CheckKind.SPLIT: 3,
         CheckKind.GOLDEN: 4,
     }

@@ -143,6 +143,7 @@ def run_suite(
     policy: str = "fcfs",
     policy_options: PolicyOptions = (),
     steps_in_flight: int = 1,
+    shards: int = 1,
     min_sessions: int = 200,
     seed_value: int | None = None,
     tier: Tier = Tier.BITS,
@@ -168,9 +169,9 @@ def run_suite(
     model = model or family
     result = SuiteResult(family, layout, model, brought=brought)
     on_case(result)
-    overlaps = steps_in_flight > 1
     if marks is None:
-        marks = required_marks(family, layout, model, brought, overlaps=overlaps)
+        ways = {"overlaps": steps_in_flight > 1, "in_shards": shards > 1}
+        marks = required_marks(family, layout, model, brought, **ways)
     # A brought scheduler is judged by its own schedule, of which there is no fcfs to compare with.
     by_policy = policy != BASELINE and not (brought.scheduler or brought.scheduler_command)
     required = (*marks, *((POLICY_MATTERED,) if by_policy else ()))
@@ -195,7 +196,7 @@ def run_suite(
             result.marks[POLICY_MATTERED] += policy_mattered(case)
 
     def one(case: Case) -> None:
-        case = replace(case, steps_in_flight=steps_in_flight)
+        case = replace(case, steps_in_flight=steps_in_flight, shards=shards)
         if not failing and enough():
             raise Enough
         if failing and case != failing[0].case:
@@ -256,13 +257,20 @@ def contradicted(marks: Mapping[str, int], capabilities: Capabilities) -> list[F
 
 
 def required_marks(
-    family: str, layout: Layout, model: str, brought: Brought, *, overlaps: bool = False
+    family: str,
+    layout: Layout,
+    model: str,
+    brought: Brought,
+    *,
+    overlaps: bool = False,
+    in_shards: bool = False,
 ) -> tuple[str, ...]:
     """Marks that may not stay zero: the manifest's, and all that the layout can have (``overlaps``: with
-    several steps in flight). A stop token is sure to come only where all tokens can be named.
+    several steps in flight; ``in_shards``: in several). A stop token is sure to come only where all tokens
+    can be named.
     """
     pads = brought.engine is not None or profile_of(model).profile.for_layout(layout).pad_lone_rows
-    possible = possible_marks(layout, pads=pads, overlaps=overlaps)
+    possible = possible_marks(layout, pads=pads, overlaps=overlaps, in_shards=in_shards)
     may_not_stop = brought.engine is not None or has_real_vocabulary(model)
     wanted = [mark for mark in possible if mark != "stopped" or not may_not_stop]
     absent = brought.capabilities.absent_marks

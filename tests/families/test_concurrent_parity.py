@@ -41,6 +41,22 @@ def test_concurrent_parity(job: GateJob, brought: Brought, tmp_path: Path) -> No
     assert all(result.marks[mark.value] for mark in load_family(job.family).marks)
 
 
+@pytest.mark.parametrize("job", gate_params(CheckKind.SHARDS))
+def test_concurrent_parity_in_shards(job: GateJob, tmp_path: Path) -> None:
+    result = run_suite(
+        job.family,
+        job.layout,
+        model=job.model,
+        shards=job.shards,
+        min_sessions=job.sessions,
+        failures=tmp_path,
+    )
+
+    assert result.verdict is Verdict.PASS, f"{result.reason}\n{result.explanation}"
+    assert result.bit_identical == result.sessions >= job.sessions == 50
+    assert result.marks["sharded"] and result.marks["moved"]
+
+
 @pytest.mark.parametrize("job", gate_params(CheckKind.SUITE, Layout.STOCK))
 def test_stock_layout_of_llama_cpp_differs_only_by_noise(job: GateJob, tmp_path: Path) -> None:
     """Measured, not gated: what people run today moves the logits, and only by what rounding explains."""
