@@ -113,8 +113,8 @@ class InProcessDriver:
     # -- parts
 
     def _begin(self) -> None:
-        pool = self.served.engine.pool
-        pool.clock, pool.native_s = self._clock, 0.0
+        for pool in self.served.pools:
+            pool.clock, pool.native_s = self._clock, 0.0
         self._started_s = self._clock()
 
     def _now(self) -> float:
@@ -216,7 +216,7 @@ class InProcessDriver:
         gauges["peak_rss_bytes"] = max(gauges["peak_rss_bytes"], self._process.memory_info().rss)
         gauges["peak_running"] = max(gauges["peak_running"], running)
         if running:
-            rows = served.limits.num_cells - memory.available_rows()
+            rows = memory.total_rows() - memory.available_rows()
             self._kv_bytes += rows * served.row_bytes() + served.facts.slot_bytes() * running
             self._kv_sessions += running
 
@@ -234,7 +234,9 @@ class InProcessDriver:
             "steps": self._totals.steps,
             "calls_per_step": values["calls"] / steps,
             "engine_share": values["engine_ms"] / max(values["step_ms"], 1e-9),
-            "native_share": self.served.engine.pool.native_s * 1e3 / max(values["step_ms"], 1e-9),
+            "native_share": max(pool.native_s for pool in self.served.pools)
+            * 1e3
+            / max(values["step_ms"], 1e-9),
             "preempted": values["preempted"],
             "recompute_tokens": values["recompute_tokens"],
             "engine_failures": values["engine_failures"],

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 from parity.bench.bench_run import BenchRun
 from parity.bench.in_process import InProcessDriver
 from parity.bench.over_http import HttpDriver
-from parity.bench.replay import CallRecorder, replay_s
-from parity.bench.workload import Lengths, Workload
+from parity.bench.replay import record_calls, replay_s
+from parity.bench.workload import Lengths, PrefixShape, Workload
 from parity.errors import UsageError
 from parity.models import resolve_model
 from parity.serve.served_model import EngineSettings, ServedModel, open_served
@@ -100,35 +101,59 @@ def raw_row(
     pairs: int,
     clock: Callable[[], float] = perf_counter,
 ) -> PeerRow:
-    """Ours against the same calls with no scheduler and no sampling: how near the physical limit is."""
-    pool = served.engine.pool
-    recorder = CallRecorder(served.engine)
-    run = InProcessDriver(served, recorder=recorder).run_closed(workload.jobs(), concurrency=concurrency)
+    """Ours against the same calls with no scheduler and no sampling: how near the physical limit is.
+
+    The calls of several shards are made side by side as theirs are, with no step that waits for all.
+    """
+    recorded, recorders = record_calls(served.engine)
+    run = InProcessDriver(served, recorder=recorded).run_closed(workload.jobs(), concurrency=concurrency)
     tokens = sum(record.output_tokens for record in run.completed)
+    calls = [recorder.calls for recorder in recorders]
 
     def ours() -> float:
         driver = InProcessDriver(served, clock=clock)
         return tokens_per_s(driver.run_closed(workload.jobs(), concurrency=concurrency))
 
-    measured = alternate(pairs, ours, lambda: tokens / replay_s(pool, recorder.calls, clock))
+    def replay() -> float:
+        return replay_s(served.pools, calls, clock, num_threads=getattr(served.engine, "num_threads", 1))
+
+    measured = alternate(pairs, ours, lambda: tokens / replay())
     return make_row(
         served.settings.model,
         "raw llama_decode",
         workload,
         concurrency,
         measured,
-        f"{sum(len(call.tokens) > 0 for call in recorder.calls)} calls",
+        f"{sum(len(call.tokens) > 0 for each in calls for call in each)} calls",
     )
 
 
 # -- layouts
 
-LAYOUTS: dict[str, tuple[Layout, bool | None]] = {
-    "stock, flash attention": (Layout.STOCK, True),
-    "stock, no flash attention": (Layout.STOCK, False),
-    "streams, no flash attention": (Layout.STREAMS, False),
-    "streams, flash attention": (Layout.STREAMS, True),
+
+class Way(NamedTuple):
+    """How somebody else would run the model: settings that replace ours; None leaves what ours are."""
+
+    layout: Layout
+    flash_attention: bool | None
+    shards: int | None = 1
+
+
+LAYOUTS: dict[str, Way] = {
+    "one pool": Way(Layout.UNIFIED, None),
+    "stock, flash attention": Way(Layout.STOCK, True),
+    "stock, no flash attention": Way(Layout.STOCK, False),
+    "streams, no flash attention": Way(Layout.STREAMS, False),
+    "streams, flash attention": Way(Layout.STREAMS, True),
 }
+
+
+def chosen_layouts(names: Sequence[str], settings: EngineSettings) -> tuple[str, ...]:
+    """Names of ``LAYOUTS`` to compare with, by default all. Raises ``UsageError`` where ours are the same."""
+    is_one_pool = settings.layout is Layout.UNIFIED and settings.shards == 1
+    if is_one_pool and "one pool" in names:
+        raise UsageError("--peer-layout 'one pool'", why="ours are one pool", todo="give --shards 2 or more")
+    return tuple(names) or tuple(name for name in LAYOUTS if not (is_one_pool and name == "one pool"))
 
 
 def price_rows(
@@ -136,45 +161,54 @@ def price_rows(
     workloads: Sequence[Workload],
     concurrencies: Sequence[int],
     pairs: int,
+    *,
+    layouts: Sequence[str] = tuple(LAYOUTS),
     report: Callable[[str], None] = lambda what: None,
     clock: Callable[[], float] = perf_counter,
-) -> list[PeerRow]:
-    """The price of exactness: our exact layout against what others would run, exact or not."""
-    rows = []
-    ours = open_served(settings)
-    try:
-        for peer, (layout, flash_attention) in LAYOUTS.items():
-            other_settings = replace(settings, layout=layout, flash_attention=flash_attention)
-            if (
-                layout is Layout.STREAMS
-            ):  # the same cells in all, cut into private parts that hold one session each
+) -> Iterator[PeerRow]:
+    """The price of exactness: ours against what others would run, exact or not; each row as it is known.
+
+    Prompts that share nothing are run without the prefix cache; others with it, and the tokens that it saved
+    are told.
+    """
+    with contextlib.closing(open_served(settings)) as ours:
+        for peer in layouts:
+            way = LAYOUTS[peer]
+            other_settings = replace(settings, **way._asdict())
+            if way.layout is Layout.STREAMS:
+                # the same cells in all, cut into private parts that hold one session each
                 longest = max(workload.longest_session() for workload in workloads)
                 other_settings = replace(other_settings, pool_cells=longest)
-            other = open_served(other_settings)
-            try:
+            with contextlib.closing(open_served(other_settings)) as other:
                 for workload in workloads:
                     for n in concurrencies:
                         report(f"{peer}, N={n}, prompts of {workload.lengths.input_len}")
-                        jobs = replace(workload, num_prompts=2 * n).jobs()
-                        measured = alternate(
-                            pairs,
-                            lambda jobs=jobs, n=n: tokens_per_s(
-                                InProcessDriver(ours, prefix_cache=False, clock=clock).run_closed(
-                                    jobs, concurrency=n
-                                )
-                            ),
-                            lambda jobs=jobs, n=n, other=other: tokens_per_s(
-                                InProcessDriver(other, prefix_cache=False, clock=clock).run_closed(
-                                    jobs, concurrency=n
-                                )
-                            ),
-                        )
-                        rows.append(make_row(settings.model, peer, workload, n, measured))
-            finally:
-                other.close()
-    finally:
-        ours.close()
-    return rows
+                        yield price_row(ours, other, peer, workload, n, pairs, clock)
+
+
+def price_row(
+    ours: ServedModel,
+    other: ServedModel,
+    peer: str,
+    workload: Workload,
+    concurrency: int,
+    pairs: int,
+    clock: Callable[[], float] = perf_counter,
+) -> PeerRow:
+    """Ours against one other way to run the model."""
+    jobs = replace(workload, num_prompts=2 * concurrency).jobs()
+    shares = workload.shape is not PrefixShape.UNIQUE
+    saved: dict[str, float] = {}
+
+    def rate(served: ServedModel, side: str) -> float:
+        driver = InProcessDriver(served, prefix_cache=shares, clock=clock)
+        run = driver.run_closed(jobs, concurrency=concurrency)
+        saved[side] = run.engine["prefix_tokens_saved"]
+        return tokens_per_s(run)
+
+    measured = alternate(pairs, lambda: rate(ours, "ours"), lambda: rate(other, "peer"))
+    note = f"prefix tokens saved: {saved['ours']:.0f}, peer {saved['peer']:.0f}" if shares else ""
+    return make_row(ours.settings.model, peer, workload, concurrency, measured, note)
 
 
 # -- servers
@@ -240,6 +274,7 @@ def own_server_command(settings: EngineSettings, port: int) -> list[str]:
         "--state-budget": settings.state_budget_bytes,
         "--kv-type": settings.kv_type,
         "--layout": settings.layout.value,
+        "--shards": settings.shards,
     }
     given = [str(part) for pair in options.items() if pair[1] is not None for part in pair]
     return [sys.executable, "-m", "parity.cli", "serve", settings.model, *given]
@@ -270,7 +305,10 @@ def server_row(
     return make_row(settings.model, peer_name, workload, concurrency, measured, "over HTTP")
 
 
-def workload_of(input_len: int, output_len: int, count: int, seed: int) -> Workload:
-    """Unique prompts of one length."""
+def workload_of(
+    input_len: int, output_len: int, count: int, seed: int, shape: PrefixShape = PrefixShape.UNIQUE
+) -> Workload:
+    """Prompts of one length."""
     lengths = Lengths(input_len=input_len, output_len=output_len)
-    return Workload(name=f"{input_len}/{output_len}", lengths=lengths, num_prompts=count, seed=seed)
+    name = f"{input_len}/{output_len}"
+    return Workload(name=name, lengths=lengths, num_prompts=count, seed=seed, shape=shape)

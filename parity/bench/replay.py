@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
 
 from parity.engines.pool import PAD_TOKEN, LlamaEngine, PoolContext
+from parity.engines.shards import ShardedEngine
 from scheduler.engine import PAD_ROW, Batch, MemoryOp
 from scheduler.records import IterationPlan, IterationResult
 
@@ -65,13 +67,44 @@ class CallRecorder:
         self._engine.apply(stages)
 
 
+def record_calls(
+    engine: LlamaEngine | ShardedEngine,
+) -> tuple[CallRecorder | ShardedEngine, list[CallRecorder]]:
+    """An engine that stands for this one, and what records the calls of each of its shards."""
+    if not isinstance(engine, ShardedEngine):
+        recorder = CallRecorder(engine)
+        return recorder, [recorder]
+    recorders = [CallRecorder(shard) for shard in engine.shards]
+    return ShardedEngine(recorders, num_threads=engine.num_threads), recorders
+
+
 def replay_s(
-    pool: PoolContext, calls: Sequence[RecordedCall], clock: Callable[[], float] = perf_counter
+    pools: Sequence[PoolContext],
+    calls: Sequence[Sequence[RecordedCall]],
+    clock: Callable[[], float] = perf_counter,
+    *,
+    num_threads: int = 1,
 ) -> float:
-    """Seconds that the calls take on an empty context: memory operations, filling, ``llama_decode``."""
+    """Seconds that the calls of every pool take on empty contexts: memory operations, filling,
+    ``llama_decode``. Pools run side by side, ``num_threads`` at a time.
+    """
+    for pool in pools:
+        pool.context.clear()
+    with ThreadPoolExecutor(num_threads) as threads:
+        begin_s = clock()
+        if num_threads == 1:  # in this thread: the clock may be that of its CPU time
+            for pool, own in zip(pools, calls, strict=True):
+                _replay(pool, own)
+        else:
+            list(threads.map(_replay, pools, calls))
+        seconds = clock() - begin_s
+    for pool in pools:
+        pool.context.clear()
+    return seconds
+
+
+def _replay(pool: PoolContext, calls: Sequence[RecordedCall]) -> None:
     context = pool.context
-    context.clear()
-    begin_s = clock()
     for call in calls:
         pool.apply(call.ops)
         count = len(call.tokens)
@@ -82,6 +115,3 @@ def replay_s(
         context.seq_ids[:count] = call.seq_ids
         context.wanted[:count] = call.wanted
         pool.decode(count)
-    seconds = clock() - begin_s
-    context.clear()
-    return seconds

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,7 @@ def command(
     if save_result:
         check_output_folder(result_dir)
     points = make_points(options)
-    settings = settings_from(model, {name: options[name] for name in ENGINE_NAMES})
+    settings = settings_from(model, {name: options[name] for name in ENGINE_NAMES if name in options})
     most = max(point.concurrency or point.max_concurrency or settings.max_num_seqs for point in points)
     settings = replace(settings, max_num_seqs=max(settings.max_num_seqs, most))
     sweep = SweepOptions(
@@ -223,20 +223,7 @@ def report_failures(rows: list[dict[str, Any]]) -> bool:
     return bool(failed)
 
 
-ENGINE_NAMES = (
-    "layout",
-    "pool_cells",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "max_chunk_tokens",
-    "max_waiting",
-    "state_budget_bytes",
-    "prefix_cache",
-    "policy",
-    "policy_options",
-    "kv_type",
-    "n_threads",
-)
+ENGINE_NAMES = tuple(field.name for field in fields(EngineSettings) if field.name != "model")
 
 
 def make_points(options: dict[str, Any]) -> list[Point]:

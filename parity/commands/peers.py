@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import click
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from parity.bench import peers
 from parity.bench.clocks import ClockKind, make_clock
+from parity.bench.workload import PrefixShape
 from parity.commands.cutover import whole_numbers
 from parity.errors import ExitCode, UsageError
 from parity.life_signs import LifeSigns
@@ -49,8 +51,28 @@ from parity.serve.served_model import EngineSettings, open_served
     type=click.Choice([kind.value for kind in ClockKind]),
     help="cpu: this thread's CPU time, for a busy machine; with --threads 1, not for servers.",
 )
+@click.option(
+    "--peer-layout",
+    "layouts",
+    multiple=True,
+    type=click.Choice(list(peers.LAYOUTS)),
+    help="Only these, for --against layouts (repeatable); one pool is for --shards.",
+)
+@click.option(
+    "--prefix",
+    "shape",
+    default="unique",
+    show_default=True,
+    type=click.Choice([shape.value for shape in PrefixShape]),
+    help="What prompts share; if anything, the prefix cache is on.",
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0, min_open=True),
+    help="Begin no further row after so long; what was not reached is said.",
+)
 @click.option("--seed", default=0, show_default=True)
-@click.option("--json", "json_path", type=OUTPUT_FILE, help="Write the rows here.")
+@click.option("--json", "json_path", type=OUTPUT_FILE, help="Write the rows here, each as it comes.")
 def command(
     model: str,
     kinds: tuple[str, ...],
@@ -60,6 +82,9 @@ def command(
     pairs: int,
     seed: int,
     clock: str,
+    layouts: tuple[str, ...],
+    shape: str,
+    minutes: float | None,
     llama_server: Path | None,
     peer_url: str | None,
     peer_model: str | None,
@@ -81,37 +106,70 @@ def command(
     concurrency = whole_numbers(counts, where="--concurrency")
     settings = with_room(settings, max(concurrency))
     lengths = whole_numbers(input_lens, where="--input-lens")
+    if layouts and "layouts" not in kinds:
+        raise UsageError("--peer-layout without --against layouts", why="it would change nothing")
+    names = peers.chosen_layouts(layouts, settings)
+    works = [
+        (peers.workload_of(length, output_len, 2 * n, seed, PrefixShape(shape)), n)
+        for length in lengths
+        for n in concurrency
+    ]
+    until = None if minutes is None else monotonic() + 60 * minutes
     click.echo(provenance_line(seed))
-    rows: list[peers.PeerRow] = []
-    with _kept(rows, json_path), LifeSigns(f"peers of {model}") as signs:
+    rows = Rows(json_path, until)
+    with rows, LifeSigns(f"peers of {model}") as signs:
         for kind in dict.fromkeys(kinds or ("raw",)):
             if kind == "layouts":
-                workloads = [peers.workload_of(n, output_len, 1, seed) for n in lengths]
-                rows += peers.price_rows(settings, workloads, concurrency, pairs, signs.say, ticks)
-                continue
-            works = [
-                (peers.workload_of(length, output_len, 2 * n, seed), n)
-                for length in lengths
-                for n in concurrency
-            ]
-            if kind == "raw":
-                rows += raw_rows(settings, works, pairs, ticks)
-                continue
-            for row in server_rows(settings, works, pairs, llama_server, peer_url, peer_model or model):
-                rows.append(row)
-    return ExitCode.PASS
+                workloads = [peers.workload_of(n, output_len, 1, seed, PrefixShape(shape)) for n in lengths]
+                made = peers.price_rows(
+                    settings, workloads, concurrency, pairs, layouts=names, report=signs.say, clock=ticks
+                )
+                rows.take(kind, made, len(names) * len(works))
+            elif kind == "raw":
+                rows.take(kind, raw_rows(settings, works, pairs, ticks), len(works))
+            else:
+                made = server_rows(settings, works, pairs, llama_server, peer_url, peer_model or model)
+                rows.take(kind, made, len(works))
+    return ExitCode.UNKNOWN if rows.left else ExitCode.PASS
 
 
-@contextlib.contextmanager
-def _kept(rows: list[peers.PeerRow], json_path: Path | None) -> Iterator[None]:
-    """Show and write ``rows`` at the end, those that were finished also when a later one failed."""
-    try:
-        yield
-    finally:
-        if rows:
-            Console(width=150).print(rows_table(rows))
-        if json_path is not None:
-            save_output(json_path, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+class Rows:
+    """Rows as they come: each is told and stored at once, all are shown at the end, also when a later one
+    failed. None is begun after ``until`` (seconds of the system's monotonic clock).
+    """
+
+    def __init__(self, json_path: Path | None, until: float | None) -> None:
+        self.json_path, self.until = json_path, until
+        self.rows: list[peers.PeerRow] = []
+        self.left = 0  # rows that were not begun
+
+    def __enter__(self) -> Rows:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.rows:
+            Console(width=150).print(rows_table(self.rows))
+        if self.left:
+            click.echo(f"{self.left} rows were not reached")
+        self._save()
+
+    def take(self, kind: str, made: Iterator[peers.PeerRow], count: int) -> None:
+        """Take ``count`` rows of one kind, as far as time allows."""
+        with contextlib.closing(made):
+            for number in range(count):
+                if self.until is not None and monotonic() >= self.until:
+                    self.left += count - number
+                    return
+                row = next(made)
+                self.rows.append(row)
+                click.echo(
+                    f"{kind}: {row.peer}, N={row.concurrency}, prompts of {row.input_len}: {row.ratio:.3f}"
+                )
+                self._save()
+
+    def _save(self) -> None:
+        if self.json_path is not None:
+            save_output(self.json_path, json.dumps([asdict(row) for row in self.rows], indent=1) + "\n")
 
 
 def with_room(settings: EngineSettings, most: int) -> EngineSettings:
@@ -121,13 +179,11 @@ def with_room(settings: EngineSettings, most: int) -> EngineSettings:
 
 def raw_rows(
     settings: EngineSettings, works: list, pairs: int, clock: Callable[[], float]
-) -> list[peers.PeerRow]:
-    """A row per workload against raw calls."""
-    served = open_served(settings)
-    try:
-        return [peers.raw_row(served, workload, n, pairs, clock) for workload, n in works]
-    finally:
-        served.close()
+) -> Iterator[peers.PeerRow]:
+    """A row per workload against raw calls, each as it is finished."""
+    with contextlib.closing(open_served(settings)) as served:
+        for workload, n in works:
+            yield peers.raw_row(served, workload, n, pairs, clock)
 
 
 def server_rows(

@@ -99,7 +99,7 @@ def command(
     template = "the model's chat template" if endpoint.prompts.has_own_template else "the plain chat template"
     click.echo(
         f"parity serve: {app.model_name} at {socket_url(bound)}/v1, {settings.layout.value}, "
-        f"numerics {served.profile.name!r}, {served.limits.num_cells} cells, "
+        f"numerics {served.profile.name!r}, {served.settings.pool_cells} cells, "
         f"{settings.max_num_seqs} at once, {template}"
     )
     with step_log(telemetry_path) as served.note_step:

@@ -49,8 +49,8 @@ class ShardedEngine:
         self._observer: LogitsObserver | None = None
         self._seen: list[list[tuple[str, int, np.ndarray]]] = [[] for _ in self.shards]
         self._launched: deque[tuple[IterationPlan, float, list[int]]] = deque()
-        threads = min(num_threads, self.num_shards)
-        self._threads = ThreadPoolExecutor(threads, "shard") if threads > 1 else None
+        self.num_threads = min(num_threads, self.num_shards)
+        self._threads = ThreadPoolExecutor(self.num_threads, "shard") if self.num_threads > 1 else None
 
     # -- what is set from outside
 
@@ -184,14 +184,16 @@ class ShardedEngine:
         return IterationResult(plan.decision_id, plan.input_version, whole, debits, now_ms, finished_ms)
 
 
-def in_shards(num_shards: int, make: Callable[[], T], *, n_threads: int = 1) -> T | ShardedEngine:
-    """One engine that ``make`` makes, or so many of them as one, each with ``n_threads`` threads, on the
-    cores that this process may use.
-    """
+def in_shards(num_shards: int, make: Callable[[], T], *, num_threads: int = 1) -> T | ShardedEngine:
+    """One engine that ``make`` makes, or so many of them as one, ``num_threads`` at a time."""
     if num_shards == 1:
         return make()
-    cores = len(os.sched_getaffinity(0))
-    return ShardedEngine([make() for _ in range(num_shards)], num_threads=max(1, cores // n_threads))
+    return ShardedEngine([make() for _ in range(num_shards)], num_threads=num_threads)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 class _Keep:

@@ -20,7 +20,7 @@ from parity.engines.chain import StageChain
 from parity.engines.chain_processes import ProcessChain
 from parity.engines.geometry import CELL_GRAIN, round_cells
 from parity.engines.numerics import ROW, NumericsProfile
-from parity.engines.shards import ShardedEngine, in_shards
+from parity.engines.shards import ShardedEngine, cores, in_shards
 from parity.engines.stage import StageSettings
 from parity.errors import UsageError
 from parity.models import ModelFile
@@ -261,7 +261,7 @@ class StageChains:
         make = ProcessChain if self.in_processes or lossy else StageChain
         return self._kept(
             (make, settings, case.shards),
-            lambda: in_shards(case.shards, lambda: make(settings), n_threads=self.n_threads),
+            lambda: in_shards(case.shards, lambda: make(settings), num_threads=cores() // self.n_threads),
         )
 
     def _kept(self, key: tuple, make: Callable[[], Chain]) -> Chain:

@@ -22,7 +22,7 @@ from parity.engines.llama import LlamaModel
 from parity.engines.numerics import ROW, NumericsProfile
 from parity.engines.pool import LlamaEngine, PoolContext, SamplingEngine
 from parity.engines.sampling import logits_digest
-from parity.engines.shards import ShardedEngine, in_shards
+from parity.engines.shards import ShardedEngine, cores, in_shards
 from parity.engines.stage import StageSettings
 from parity.errors import UsageError
 from parity.history import Answer, Run, session_index
@@ -126,7 +126,9 @@ class Runner:
         elif key not in self._engines:
             model = self.model(file, profile)
             self._engines[key] = in_shards(
-                case.shards, lambda: LlamaEngine(PoolContext(model, **pool)), n_threads=self.n_threads
+                case.shards,
+                lambda: LlamaEngine(PoolContext(model, **pool)),
+                num_threads=cores() // self.n_threads,
             )
         return self._engines[key]
 

@@ -63,6 +63,13 @@ _OPTIONS = (
     policy_option,
     click.option("--kv-type", default="f16", show_default=True, type=click.Choice(["f16", "f32"])),
     click.option("--threads", "n_threads", default=2, show_default=True, type=_AT_LEAST_ONE),
+    click.option(
+        "--shards",
+        default=1,
+        show_default=True,
+        type=_AT_LEAST_ONE,
+        help="Pools side by side that share cells and threads evenly; a session lives in one.",
+    ),
 )
 
 

@@ -13,6 +13,7 @@ from parity.engines.geometry import ids_per_sequence, spare_ids
 from parity.engines.llama import LlamaModel
 from parity.engines.numerics import NumericsProfile
 from parity.engines.pool import LlamaEngine, PoolContext
+from parity.engines.shards import in_shards
 from parity.errors import UsageError
 from parity.models import ModelFile, resolve_model
 from parity.models.facts import ModelFacts, derive_facts, read_facts
@@ -24,6 +25,7 @@ from scheduler.limits import LLAMA_MAX_SEQ, Layout, PoolLimits, Sharing, StepLim
 from scheduler.loop import Scheduler
 from scheduler.policies import make_policy
 from scheduler.policy.base import Policy
+from scheduler.policy.plan import MAX_IMBALANCE
 from scheduler.telemetry import StepRecord
 
 SPARE_IDS = 2  # at least: padding, and a prefix or a session that has ended
@@ -32,7 +34,7 @@ SPARE_IDS = 2  # at least: padding, and a prefix or a session that has ended
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """What an engine is opened with. ``pool_cells`` counts KV cells over all sessions
-    (in ``streams``: per session).
+    (in ``streams``: per session); ``shards`` divide them, and the threads.
 
     ``flash_attention`` None takes what the layout's numerics use; anything else is for
     measurements and may not be exact.
@@ -53,6 +55,18 @@ class EngineSettings:
     kv_type: str = "f16"
     n_threads: int = 2
     flash_attention: bool | None = None
+    shards: int = 1
+
+    @property
+    def shard_cells(self) -> int:
+        """``pool_cells`` of one shard."""
+        return self.pool_cells if self.layout is Layout.STREAMS else self.pool_cells // self.shards
+
+    @property
+    def shard_lanes(self) -> int:
+        """Sessions that one shard can have at once: its part, and what prefixes may draw there."""
+        most = self.max_num_seqs
+        return most if self.shards == 1 else min(most, -(-most // self.shards) + MAX_IMBALANCE)
 
     def step_limits(self) -> StepLimits:
         """Limits of a step. Raises ``UsageError``."""
@@ -100,26 +114,31 @@ class ServedModel:
             layout=settings.layout,
             num_sequences=num_sequences,
             recurrent=family.is_hybrid,
-            num_cells=settings.pool_cells * (num_sequences if streams else 1),
+            num_cells=settings.shard_cells * (num_sequences if streams else 1),
             sharing=sharing_of(settings, family),
             max_call_rows=profile.max_call_rows,
             pad_lone_rows=profile.pad_lone_rows,
             cell_bytes=self.row_bytes(),
         )
-        self.engine = LlamaEngine(
+        threads = max(1, settings.n_threads // settings.shards)
+        self.pools = tuple(
             PoolContext(
                 self.model,
                 layout=settings.layout,
                 num_sequences=num_sequences,
-                num_cells=settings.pool_cells + 2,
+                num_cells=settings.shard_cells + 2,
                 shadow=shadow,
                 recurrent=family.is_hybrid,
                 profile=profile,
                 kv_type=settings.kv_type,
-                n_threads=settings.n_threads,
+                n_threads=threads,
                 swa_full=family.engine.swa_full,
             )
+            for _ in range(settings.shards)
         )
+        engines = map(LlamaEngine, self.pools)
+        side_by_side = settings.n_threads // threads
+        self.engine = in_shards(settings.shards, lambda: next(engines), num_threads=side_by_side)
         self.engine.configure(self.limits)
 
     @property
@@ -164,17 +183,18 @@ def sequence_count(settings: EngineSettings, family: Family, facts: ModelFacts) 
     An id costs nothing in attention families; in recurrent ones it costs a state, so they get few. Raises
     ``UsageError`` when a component of memory does not allow so many lanes, and names it.
     """
-    lanes, streams = settings.max_num_seqs, settings.layout is Layout.STREAMS
+    lanes, streams = settings.shard_lanes, settings.layout is Layout.STREAMS
+    budget = settings.state_budget_bytes
     empty = spare_ids(family.is_hybrid)
     per_session = ids_per_sequence(family.needs_shadow and not streams)
     assumed = Assumptions(
-        pool_cells=settings.pool_cells * (LLAMA_MAX_SEQ if streams else 1),
+        pool_cells=settings.shard_cells * (LLAMA_MAX_SEQ if streams else 1),
         floor_tokens=1,
         num_sequences=LLAMA_MAX_SEQ,
         reserved_ids=empty + (0 if streams else SPARE_IDS),
         ids_per_session=per_session,
         kv_type=settings.kv_type,
-        state_budget_bytes=settings.state_budget_bytes,
+        state_budget_bytes=None if budget is None else budget // settings.shards,
     )
     components = {component.name: component for component in model_components(facts, assumed)}
     binding = binding_component([*components.values()])
@@ -205,8 +225,11 @@ def open_served(settings: EngineSettings) -> ServedModel:
 
     llama.cpp reads the environment at its first product, so a process serves models of one environment only.
     """
-    if settings.pool_cells < 2:
-        raise UsageError(f"pool of {settings.pool_cells} cells", todo="use at least 2")
+    if settings.shard_cells < 2:
+        shards = f" in {settings.shards} shards" if settings.shards > 1 else ""
+        raise UsageError(
+            f"pool of {settings.pool_cells} cells{shards}", todo=f"use at least {2 * settings.shards}"
+        )
     settings.step_limits()
     policy_of(settings)  # a bad one is known before anything is loaded
     file = resolve_model(settings.model)

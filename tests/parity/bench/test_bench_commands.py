@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -221,10 +222,46 @@ def test_price_of_exactness_has_a_row_per_layout_concurrency_and_prompt(tmp_path
     assert run(peers_command, *ENGINE, *work, "--against", "layouts", "--json", out) is ExitCode.PASS
     rows = json.loads(out.read_text())
     assert [(row["peer"], row["input_len"], row["concurrency"]) for row in rows] == [
-        (peer, length, n) for peer in LAYOUTS for length in (8, 16) for n in (1, 2)
+        (peer, length, n)
+        for peer in LAYOUTS
+        if peer != "one pool"  # ours are
+        for length in (8, 16)
+        for n in (1, 2)
     ]
     for row in rows:
         assert row["ratio"] == pytest.approx(row["ours_tokens_per_s"] / row["peer_tokens_per_s"])
+
+
+def test_shards_are_compared_with_one_pool_and_tell_what_prefixes_saved(tmp_path: Path) -> None:
+    """Eight prompts at concurrency 4 share 24 of 32 tokens: those who enter before it is resident share
+    nothing, and in two shards it is computed twice.
+    """
+    out = tmp_path / "rows.json"
+    work = ["--concurrency", "4", "--input-lens", "32", "--output-len", "4", "--pairs", "1"]
+    shards = ["--shards", "2", "--peer-layout", "one pool", "--prefix", "shared"]
+    assert run(peers_command, *ENGINE, *work, *shards, "--against", "layouts", "--json", out) is ExitCode.PASS
+    [row] = json.loads(out.read_text())
+    ours, peer = map(int, re.findall(r"\d+", row["note"]))
+    assert row["peer"] == "one pool" and 0 < ours <= peer <= 7 * 24
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--against", "layouts", "--peer-layout", "one pool"], "ours are one pool"),
+        (["--peer-layout", "stock, flash attention"], "it would change nothing"),
+    ],
+)
+def test_layout_that_would_say_nothing_is_refused(given: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        run(peers_command, *ENGINE, *given)
+
+
+def test_rows_that_time_does_not_allow_are_unknown_and_the_others_stay(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    work = ["--concurrency", "1,2", "--input-lens", "8", "--output-len", "2", "--pairs", "1"]
+    assert run(peers_command, *ENGINE, *work, "--minutes", "0.0001", "--json", out) is ExitCode.UNKNOWN
+    assert len(json.loads(out.read_text())) < 2
 
 
 @pytest.mark.parametrize("option", ["--concurrency", "--input-lens"])

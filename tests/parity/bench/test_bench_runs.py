@@ -142,19 +142,19 @@ def test_shared_prefixes_and_conversations_hit_and_unique_prompts_do_not(served:
 
 
 def test_replay_makes_the_same_calls_and_leaves_the_pool_empty(served: ServedModel) -> None:
-    pool = served.engine.pool
+    pool = served.pools[0]
     recorder = CallRecorder(served.engine)
     run = InProcessDriver(served, recorder=recorder).run_closed(workload().jobs(), concurrency=4)
     asked = sum(int(call.wanted.sum()) for call in recorder.calls)
     assert asked == sum(record.output_tokens for record in run.completed)
-    assert replay_s(pool, recorder.calls) > 0
+    assert replay_s([pool], [recorder.calls]) > 0
     assert pool.leftover_sequences() == []
 
 
 def test_replay_applies_every_memory_operation_of_the_run(
     served: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool, applied = served.engine.pool, []
+    pool, applied = served.pools[0], []
     apply = pool.apply
     monkeypatch.setattr(pool, "apply", lambda ops: (applied.extend(ops), apply(ops)))
     recorder = CallRecorder(served.engine)
@@ -162,13 +162,30 @@ def test_replay_applies_every_memory_operation_of_the_run(
     InProcessDriver(served, recorder=recorder).run_closed(workload(8).jobs(), concurrency=4)
     of_the_run = list(applied)
     applied.clear()
-    replay_s(pool, recorder.calls)
+    replay_s([pool], [recorder.calls])
     assert applied == of_the_run
     assert any(call.ops and not len(call.tokens) for call in recorder.calls)
 
 
+def test_a_model_in_shards_serves_the_same_tokens_on_half_the_cells_each(served: ServedModel) -> None:
+    settings = replace(served.settings, shards=2)
+    in_shards = open_served(settings)
+    try:
+        assert in_shards.limits.num_cells == served.limits.num_cells // 2
+        assert in_shards.steps == served.steps
+        jobs = workload(6, PrefixShape.SHARED).jobs()
+        one, two = (InProcessDriver(s).run_closed(jobs, concurrency=3) for s in (served, in_shards))
+        check_records(two, 6)
+        assert [r.output_tokens for r in two.requests] == [r.output_tokens for r in one.requests]
+        row = raw_row(in_shards, workload(), 4, 1)
+        assert row.ratio == pytest.approx(row.ours_tokens_per_s / row.peer_tokens_per_s)
+        assert not any(pool.leftover_sequences() for pool in in_shards.pools)
+    finally:
+        in_shards.close()
+
+
 def test_row_against_raw_calls_is_the_ratio_of_its_sides(served: ServedModel) -> None:
-    pool = served.engine.pool
+    pool = served.pools[0]
     assert pool.leftover_sequences() == []
     row = raw_row(served, workload(), 4, 1)
     assert row.ratio == pytest.approx(row.ours_tokens_per_s / row.peer_tokens_per_s)

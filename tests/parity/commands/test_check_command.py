@@ -205,6 +205,6 @@ def test_replay_on_the_exact_engine_passes_and_fails_as_the_case_does(
     file = str(REPOSITORY / "tests" / "regressions" / "livelock_falcon_h1.json")
     assert run_main(["replay", "--exact", file], capsys)[0] == ExitCode.PASS
     monkeypatch.setattr("scheduler.memory.Memory.has_room", lambda self, rows: True)
-    monkeypatch.setattr("scheduler.policy.plan.PlanBuilder._has_room", lambda self, places, rows: True)
+    monkeypatch.setattr("scheduler.policy.plan._Door.has_room", lambda self, places, rows: True)
     assert run_main(["replay", "--exact", file], capsys)[0] == ExitCode.FAIL
     assert run_main(["replay", "--exact", "--scheduler", "a:b", file], capsys)[0] == ExitCode.USAGE
