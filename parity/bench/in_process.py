@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from time import perf_counter
 
 import psutil
@@ -70,6 +71,7 @@ class InProcessDriver:
         self._step_records: list[StepRecord] = []
         self._records: list[RequestRecord] = []
         self._totals = Totals()
+        self._decode_steps: list[tuple[int, int, float]] = []  # of steps without prompts: rows, cells, ms
         self._sent = 0
         self._engine_s = 0.0
         self._process = psutil.Process()
@@ -171,9 +173,15 @@ class InProcessDriver:
                 self._trace.append(TraceStep(len(self._trace), done.flight, done.result))
                 self._step_records.append(done.record)
             self.served.note_step(done.record)
+            self._note_decode(done.record)
             if self._totals.steps % GAUGE_EVERY_STEPS == 1:
                 self._gauge(done.record.running)
         return [self._finish(completion) for completion in self._scheduler.take_completions()]
+
+    def _note_decode(self, record: StepRecord) -> None:
+        """A step that computes one row for every session, and no prompt: what the cost of calls foretells."""
+        if record.decode_tokens and not (record.prefill_tokens or record.recompute_tokens):
+            self._decode_steps.append((record.decode_tokens, record.cells_used, record.engine_ms))
 
     def _observe(self, flight: Flight, result: IterationResult | None) -> None:
         now_s = self._now()
@@ -240,6 +248,7 @@ class InProcessDriver:
             "preempted": values["preempted"],
             "recompute_tokens": values["recompute_tokens"],
             "engine_failures": values["engine_failures"],
+            **decode_columns(self._decode_steps),
         }
         run = BenchRun(
             duration_s=duration_s,
@@ -263,3 +272,14 @@ class InProcessDriver:
             ledger=ServiceLedger(run.service, served_requests(run), *weights.values()),
         )
         return claims_of(observed, **weights)
+
+
+def decode_columns(steps: Sequence[tuple[int, int, float]]) -> dict[str, float]:
+    """Medians over the steps of (rows, cells in use, ms) in which the most rows were decoded at once."""
+    most = max((rows for rows, _, _ in steps), default=0)
+    full = [step for step in steps if step[0] == most]
+    return {
+        "decode_rows": most,
+        "p50_decode_cells": median(cells for _, cells, _ in full) if full else 0.0,
+        "p50_decode_step_ms": median(ms for _, _, ms in full) if full else 0.0,
+    }

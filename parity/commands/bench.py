@@ -4,8 +4,13 @@ process, or of a server over HTTP.
 
 from __future__ import annotations
 
+import contextlib
+import cProfile
+import io
 import json
-from collections.abc import Callable
+import pstats
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +30,14 @@ from parity.bench.workload import MIXES, Lengths, PrefixShape, Workload
 from parity.errors import ExitCode, UsageError
 from parity.life_signs import LifeSigns
 from parity.models import resolve_model
-from parity.outputs import check_output_folder
-from parity.run.profiles import provenance, provenance_line
+from parity.outputs import OUTPUT_FILE, check_output_folder, save_output
+from parity.run.call_cost import cost_of
+from parity.run.profiles import profile_of, provenance, provenance_line
 from parity.serve.options import engine_options, settings_from, telemetry_option
 from parity.serve.served_model import EngineSettings, open_served
 from parity.store import save_text
 from parity.telemetry import step_log
+from scheduler.limits import Layout
 from scheduler.records import ServiceLevel
 
 DEFAULT_CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
@@ -101,6 +108,14 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 @click.option("--seed", default=0, show_default=True)
 @telemetry_option
 @click.option(
+    "--profile",
+    "profile_path",
+    type=OUTPUT_FILE,
+    metavar="FILE",
+    help="Profile the steps (cProfile): the costliest functions are printed, all are written here. What "
+    "shards do on other threads shows as waiting; with --threads 1 they run in this one.",
+)
+@click.option(
     "--save-result", is_flag=True, help="Keep every point, JSON, CSV and plots in --result-dir, and reuse it."
 )
 @click.option("--save-detailed", is_flag=True, help="With --save-result: keep every request's times too.")
@@ -119,6 +134,7 @@ def command(
     metric_percentiles: str,
     allow_failures: bool,
     telemetry_path: Path | None,
+    profile_path: Path | None,
     **options: Any,
 ) -> ExitCode:
     """Measure MODEL. Percentiles that a sample cannot carry are left empty, never guessed.
@@ -129,7 +145,9 @@ def command(
     if save_result:
         check_output_folder(result_dir)
     points = make_points(options)
-    settings = settings_from(model, {name: options[name] for name in ENGINE_NAMES if name in options})
+    longest = max(point.workload.longest_session() for point in points)
+    of_engine = {name: options[name] for name in ENGINE_NAMES if name in options}
+    settings = settings_from(model, of_engine, longest=longest)
     most = max(point.concurrency or point.max_concurrency or settings.max_num_seqs for point in points)
     settings = replace(settings, max_num_seqs=max(settings.max_num_seqs, most))
     sweep = SweepOptions(
@@ -145,7 +163,9 @@ def command(
     )
     click.echo(provenance_line(options["seed"]))
     if base_url is None:
-        rows = rows_in_process(settings, points, sweep, telemetry_path)
+        rows = rows_in_process(settings, points, sweep, telemetry_path, profile_path)
+    elif profile_path is not None:
+        raise UsageError("--profile with --base-url", why="a server's steps are not seen from outside")
     elif telemetry_path is not None:
         raise UsageError("--telemetry with --base-url", why="a server's steps are not seen from outside")
     else:
@@ -153,6 +173,8 @@ def command(
         rows = sweep_with_progress(points, sweep, lambda: HttpDriver(base_url, model, api_key=api_key))
     Console(width=200).print(rows_table(rows))
     print_outcomes(rows, alpha=options["alpha"])
+    if base_url is None:
+        print_prediction(rows, settings)
     if save_result:
         save_text(
             result_dir / "rows.json",
@@ -180,16 +202,43 @@ def held_for(settings: EngineSettings, base_url: str | None) -> dict[str, Any]:
 
 
 def rows_in_process(
-    settings: EngineSettings, points: list[Point], sweep: SweepOptions, telemetry_path: Path | None
+    settings: EngineSettings,
+    points: list[Point],
+    sweep: SweepOptions,
+    telemetry_path: Path | None,
+    profile_path: Path | None,
 ) -> list[dict[str, Any]]:
-    """Rows of the scheduler in this process, its steps logged."""
+    """Rows of the scheduler in this process, its steps logged and profiled."""
     with step_log(telemetry_path) as write:
         served = open_served(settings)
         served.note_step = write
         try:
-            return sweep_with_progress(points, sweep, lambda: InProcessDriver(served))
+            with profiled(profile_path):
+                return sweep_with_progress(points, sweep, lambda: InProcessDriver(served))
         finally:
             served.close()
+
+
+MOST_FUNCTIONS = 15  # of a profile, in print
+
+
+@contextlib.contextmanager
+def profiled(path: Path | None) -> Iterator[None]:
+    """Profile what runs meanwhile in this thread, print where the time went and write it all; with None do
+    nothing.
+    """
+    if path is None:
+        yield
+        return
+    profile = cProfile.Profile()
+    with profile:
+        yield
+    text = io.StringIO()
+    pstats.Stats(profile, stream=text).strip_dirs().sort_stats("tottime").print_stats(MOST_FUNCTIONS)
+    click.echo(text.getvalue().strip())
+    with tempfile.NamedTemporaryFile() as file:
+        profile.dump_stats(file.name)
+        save_output(path, file.read())
 
 
 def print_outcomes(rows: list[dict[str, Any]], *, alpha: float) -> None:
@@ -200,6 +249,30 @@ def print_outcomes(rows: list[dict[str, Any]], *, alpha: float) -> None:
     for name, found in goodput_by_rate(rows, alpha=alpha).items():
         points = ", ".join(f"{share:.3f} at {rate:g}" for rate, share in found.points)
         click.echo(f"{name}: dist_goodput {found.rate:g} requests/s at alpha {alpha:g} (attainment {points})")
+
+
+def print_prediction(rows: list[dict[str, Any]], settings: EngineSettings) -> None:
+    """What the cost of a call foretells of the fullest decode steps, beside what they took."""
+    if settings.layout is not Layout.UNIFIED or not any(row.get("decode_rows") for row in rows):
+        return  # elsewhere sessions do not walk each other's cells, or other kernels run
+    with LifeSigns("cost of a call"):
+        cost, profile = cost_of(settings.model), profile_of(settings.model).profile
+    for row in rows:
+        if not row.get("decode_rows"):
+            continue
+        foretold_ms = 1e3 * cost.step_s(
+            sessions=row["decode_rows"],
+            cells=row["p50_decode_cells"] / row["decode_rows"],
+            shards=settings.shards,
+            threads=settings.n_threads,
+            call_rows=profile.for_layout(settings.layout).max_call_rows,
+        )
+        measured_ms = row["p50_decode_step_ms"]
+        click.echo(
+            f"{row['mix']} {row['prefix']}, {load_of(row)}: a step of {row['decode_rows']:.0f} rows over "
+            f"{row['p50_decode_cells']:.0f} cells in {settings.shards} shards: "
+            f"{foretold_ms:.3g} ms foretold, {measured_ms:.3g} ms measured ({measured_ms / foretold_ms:.2f})"
+        )
 
 
 def load_of(row: dict[str, Any]) -> str:

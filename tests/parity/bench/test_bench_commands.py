@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pstats
 import re
 import sys
 from dataclasses import replace
@@ -178,6 +179,26 @@ def test_model_that_is_not_correct_is_not_measured(
     assert "llama: may not cut over (fail)" in capsys.readouterr().out
     code = run(cutover_command, "gemma2", "--check-sessions", "0")
     assert code is ExitCode.UNKNOWN  # fast, and not shown to be right
+
+
+def test_profile_of_the_steps_is_printed_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "steps.prof"
+    work = ["--num-prompts", "4", "--random-input-len", "8", "--random-output-len", "4", "--profile", out]
+    assert run(bench_command, *ENGINE, *work, "--max-concurrency", "2") is ExitCode.PASS
+    functions = {name for _, _, name in pstats.Stats(str(out)).stats}
+    assert {"decode", "plan_iteration", "begin"} <= functions
+    assert "read_header" not in functions  # loading is no step
+    printed = capsys.readouterr().out
+    assert "Ordered by: internal time" in printed and "decode" in printed
+
+
+def test_bench_foretells_its_steps_by_the_cost_of_a_call(capsys: pytest.CaptureFixture[str]) -> None:
+    work = ["--num-prompts", "4", "--random-input-len", "8", "--random-output-len", "4", "--shards", "auto"]
+    assert run(bench_command, *ENGINE, *work, "--max-concurrency", "4") is ExitCode.PASS
+    [said] = [line for line in capsys.readouterr().out.splitlines() if "foretold" in line]
+    assert re.search(r"a step of 4 rows over \d+ cells in \d+ shards: .* ms foretold, .* ms measured", said)
 
 
 # -- peers
