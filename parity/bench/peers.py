@@ -30,7 +30,7 @@ START_TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRow:
-    """Ours against one peer: tokens/s of both as medians, and the median of the
+    """Ours against one peer: tokens/s of both as medians, and the median, the least and the greatest of the
     pairs' ratios (ours over peer).
     """
 
@@ -41,6 +41,8 @@ class PeerRow:
     ours_tokens_per_s: float
     peer_tokens_per_s: float
     ratio: float
+    least: float
+    greatest: float
     note: str = ""
 
 
@@ -65,6 +67,7 @@ def make_row(
     note: str = "",
 ) -> PeerRow:
     """A row from (ours, peer) pairs of tokens/s."""
+    ratios = [ours / other for ours, other in pairs]
     return PeerRow(
         model=model,
         peer=peer,
@@ -72,7 +75,9 @@ def make_row(
         input_len=workload.lengths.input_len,
         ours_tokens_per_s=median(ours for ours, _ in pairs),
         peer_tokens_per_s=median(other for _, other in pairs),
-        ratio=median(ours / other for ours, other in pairs),
+        ratio=median(ratios),
+        least=min(ratios),
+        greatest=max(ratios),
         note=note,
     )
 

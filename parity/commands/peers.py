@@ -225,7 +225,9 @@ def server_rows(
 
 def rows_table(rows: list[peers.PeerRow]) -> Table:
     """Rows as a table."""
-    table = Table("model", "peer", "N", "prompt", "ours, tokens/s", "peer, tokens/s", "ours / peer", "note")
+    table = Table(
+        "model", "peer", "N", "prompt", "ours, tokens/s", "peer, tokens/s", "ours / peer", "of pairs", "note"
+    )
     for row in rows:
         table.add_row(
             row.model,
@@ -235,6 +237,7 @@ def rows_table(rows: list[peers.PeerRow]) -> Table:
             f"{row.ours_tokens_per_s:.4g}",
             f"{row.peer_tokens_per_s:.4g}",
             f"{row.ratio:.3f}",
+            f"{row.least:.2f} to {row.greatest:.2f}",
             row.note,
         )
     return table
