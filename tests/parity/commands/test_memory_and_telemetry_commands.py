@@ -75,6 +75,14 @@ def test_explanation_names_bytes_ceiling_and_what_binds_it() -> None:
     assert "2 a session" in text, "every token of gemma2 is decoded under two ids"
 
 
+def test_shards_divide_the_cells_and_each_rounds_down() -> None:
+    """4000 cells hold 15 sessions of 256; four pools of 1000 hold 3 each."""
+    text = run(explain_memory, "llama", "--cells", "4000", "--shards", "4")
+    assert "each of 4 shards" in text and "1000 cells // 256 tokens a session" in text
+    assert "in all 3,072,000 bytes" in text  # 768 bytes a cell, 4 * 1000 of them
+    assert "ceiling: 12 sessions in flight, bound by the attention cells of each of 4 shards" in text
+
+
 @pytest.mark.parametrize("bad", [{"floor_tokens": 2000}, {"num_sequences": 257}, {"floor_tokens": 0}])
 def test_impossible_assumptions_cost_one_line(bad: dict) -> None:
     with pytest.raises(UsageError):
