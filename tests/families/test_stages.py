@@ -8,6 +8,7 @@ test with the engine's message.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from parity.run.contained import run_case
 from parity.run.explain import explain_outcome
 from parity.run.profiles import profile_of
 from parity.suites.states import SAVED_AT
-from parity.suites.suite import MIN_SESSIONS, dense_cases, pinned_splits, run_split_suite
+from parity.suites.suite import MIN_SESSIONS, crowd_case, dense_cases, pinned_splits, run_split_suite
 
 
 def split_params() -> list:
@@ -119,3 +120,17 @@ def test_dense_cases_across_the_most_stages(family: str) -> None:
     assert sessions >= MIN_SESSIONS
     wanted = [*(mark.value for mark in load_family(split.family).marks), "overlapped", "preempted_in_flight"]
     assert [mark for mark in wanted if not marks[mark]] == []
+
+
+@pytest.mark.parametrize("in_processes", [False, True], ids=["one process", "processes"])
+@pytest.mark.parametrize("family", family_params())
+def test_chains_in_two_shards(family: str, in_processes: bool) -> None:
+    """A chain for each shard, two steps in flight, sessions preempted on their way."""
+    split = pinned_splits(family)[0]
+    case = replace(crowd_case(family, split, 1), shards=2)
+    outcome = run_case(case, profile=profile_of(family).profile, stage_processes=in_processes)
+
+    assert outcome.verdict is Verdict.PASS, explain_outcome(outcome)
+    assert outcome.bit_identical == outcome.sessions > 0
+    for mark in ("sharded", "overlapped", "preempted", "preempted_in_flight"):
+        assert outcome.marks[mark], mark

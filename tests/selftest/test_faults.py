@@ -59,6 +59,14 @@ def test_sessions_are_rebuilt_after_its_engine_was_killed(family: str) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ON_LLAMA_CPP, ids=lambda kind: kind.value)
+def test_two_shards_lose_nothing_in_a_fault(kind: FaultKind) -> None:
+    """One shard's engine fails, is killed or runs out of memory: the sessions of both are rebuilt."""
+    outcome = run_case(replace(faulty("llama", kind, amount=250.0), shards=2))
+    check_nothing_lost(outcome, kind)
+    assert outcome.marks["sharded"]
+
+
 @pytest.mark.parametrize("call", [0, 1, 2, 3])
 @pytest.mark.parametrize("family", cases.FAMILIES)
 def test_failure_at_any_micro_batch_is_recovered_from(family: str, call: int) -> None:
