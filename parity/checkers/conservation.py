@@ -112,7 +112,10 @@ def breaches_of(memory: Memory) -> Iterator[Breach]:
                 if ids
             ]
             yield Breach(stage, ", ".join(said), seq_ids=tuple(sorted({*strange, *unknown, *twice})))
-    users = Counter([held.entry.seq_ids for held in memory.residences.values() if held.entry is not None])
+    shared = [held.entry.seq_ids for held in memory.residences.values() if held.entry is not None]
+    if not entries and not shared:
+        return
+    users = Counter(shared)
     for entry in entries:
         sharing = users.pop(entry.seq_ids, 0)
         if entry.users != sharing:

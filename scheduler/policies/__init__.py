@@ -8,7 +8,7 @@ import pkgutil
 from collections.abc import Mapping
 from inspect import Parameter, signature
 from math import isfinite
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from scheduler.policy import goodput
@@ -63,7 +63,8 @@ def make_policy(name: str, **options: object) -> Policy:
         raise ValueError(f"policy {name}: {error}") from error
 
 
-def option_types(name: str) -> dict[str, Any]:
+@functools.cache
+def option_types(name: str) -> Mapping[str, Any]:
     """The options of a policy and their annotated types, sorted. Raises ValueError for an unknown name."""
     types: dict[str, Any] = {}
     for base in policy_class(name).__mro__:
@@ -79,7 +80,7 @@ def option_types(name: str) -> dict[str, Any]:
         }
         if not any(item.kind is Parameter.VAR_KEYWORD for item in parameters):
             break
-    return dict(sorted(types.items()))
+    return MappingProxyType(dict(sorted(types.items())))
 
 
 def typed(value: object, kind: Any) -> Any:
