@@ -96,10 +96,11 @@ def command(
             err=True,
         )
     bound.listen()  # who reads the address may connect at once
+    shards = f" in {settings.shards} shards" if settings.shards > 1 else ""
     template = "the model's chat template" if endpoint.prompts.has_own_template else "the plain chat template"
     click.echo(
         f"parity serve: {app.model_name} at {socket_url(bound)}/v1, {settings.layout.value}, "
-        f"numerics {served.profile.name!r}, {served.settings.pool_cells} cells, "
+        f"numerics {served.profile.name!r}, {settings.pool_cells} cells{shards}, "
         f"{settings.max_num_seqs} at once, {template}"
     )
     with step_log(telemetry_path) as served.note_step:

@@ -39,6 +39,7 @@ from scheduler.engine import PAD_ROW
 from scheduler.limits import Layout
 from scheduler.records import IntentKind
 
+PAD_CELLS = 1  # cell 0 is for padding rows
 PICTURED = (Layout.UNIFIED.value, Layout.STOCK.value)
 
 
@@ -103,7 +104,8 @@ class Parity(StrEnum):
 class Bar:
     """Rows ``[start, stop)`` of one session in one step; ``phase`` is prefill, decode or rebuild.
 
-    ``cells``: where the rows lay in stage 0, as far as we placed them. ``parity``: what the token of this
+    ``cells``: where the rows lay in the first stage, as far as we placed them; those of several shards are
+    numbered on, shard by shard. ``parity``: what the token of this
     step is beside the session alone, if anybody looked: a value of ``Parity``.
     """
 
@@ -267,7 +269,8 @@ def trace_of(
 ) -> TraceView:
     """Flatten a run; ``parity`` is what ``parity_of`` found."""
     case = run.case
-    bars = tuple(bar for traced in run.trace for bar in _bars(traced, parity))
+    shard_cells = case.pool_cells + PAD_CELLS
+    bars = tuple(bar for traced in run.trace for bar in _bars(traced, parity, shard_cells))
     marks = [mark for traced in run.trace for mark in _marks(traced)]
     lanes = tuple(_lane(run, index, bars, marks) for index in range(len(case.sessions)))
     marks += [
@@ -294,7 +297,8 @@ def trace_of(
     )
     options = ", ".join(f"{name}={value}" for name, value in case.policy_options)
     return TraceView(
-        title=f"{case.family}, {case.layout.value} layout, {len(case.sessions)} sessions",
+        title=f"{case.family}, {case.layout.value} layout, {len(case.sessions)} sessions"
+        + (f", {case.shards} shards" if case.shards > 1 else ""),
         engine=engine,
         policy=f"{case.policy}({options})" if options else case.policy,
         budget=case.max_num_batched_tokens,
@@ -306,11 +310,12 @@ def trace_of(
     )
 
 
-def _bars(traced: TraceStep, parity: Mapping[tuple[int, int], Parity]) -> list[Bar]:
+def _bars(traced: TraceStep, parity: Mapping[tuple[int, int], Parity], shard_cells: int) -> list[Bar]:
     batch = traced.flight.batch
+    stages = max(1, len(batch.stages) // batch.num_shards)
     cell_of = {
-        row: cell
-        for _, call in batch.first_calls()
+        row: context // stages * shard_cells + cell
+        for context, call in batch.first_calls()
         for row, cell in zip(call.rows, call.cells, strict=True)
         if row != PAD_ROW and cell >= 0
     }

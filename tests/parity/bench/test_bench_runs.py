@@ -180,6 +180,8 @@ def test_a_model_in_shards_serves_the_same_tokens_on_half_the_cells_each(served:
         row = raw_row(in_shards, workload(), 4, 1)
         assert row.ratio == pytest.approx(row.ours_tokens_per_s / row.peer_tokens_per_s)
         assert not any(pool.leftover_sequences() for pool in in_shards.pools)
+        with serving(in_shards, AppSettings(model_name="llama")) as url:
+            check_records(HttpDriver(url, "llama").run_closed(jobs, concurrency=3), 6)
     finally:
         in_shards.close()
 

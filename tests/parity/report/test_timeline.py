@@ -15,10 +15,11 @@ from parity.cli import main
 from parity.commands.trace import command
 from parity.errors import ExitCode, UsageError
 from parity.history import Run
+from parity.mutants.in_shards import in_two_shards
 from parity.records import Fault, FaultKind
 from parity.report.history import TraceView, trace_of, view_of_exact_run
 from parity.report.timeline import draw_trace
-from parity.run.runner import replay
+from parity.run.runner import drive_exact, exact_engine, replay
 from parity.suites.policies import busy_case
 from scheduler.limits import Layout
 
@@ -154,3 +155,12 @@ def test_command_says_in_one_line_what_is_wrong(
             catch_exceptions=False,
         )
     assert callable(main) and not (tmp_path / "x.html").exists()
+
+
+def test_cells_of_shards_lie_one_above_the_other() -> None:
+    """Pools of 60 cells and one for padding: what shard 1 holds is drawn from cell 61 on."""
+    case = in_two_shards("llama")
+    view = trace_of(drive_exact(case, exact_engine(case)), engine="exact")
+    assert view.title.endswith("6 sessions, 2 shards")
+    cells = {cell for bar in view.bars for cell in bar.cells}
+    assert min(cells) == 1 and 61 <= min(cell for cell in cells if cell > 60) <= 62 and max(cells) <= 121
