@@ -115,6 +115,7 @@ def breaches_of(memory: Memory) -> Iterator[Breach]:
     shared = [held.entry.seq_ids for held in memory.residences.values() if held.entry is not None]
     if not entries and not shared:
         return
+    yield from _prefix_breaches(memory)
     users = Counter(shared)
     for entry in entries:
         sharing = users.pop(entry.seq_ids, 0)
@@ -123,6 +124,16 @@ def breaches_of(memory: Memory) -> Iterator[Breach]:
             yield Breach(0, text, seq_ids=entry.seq_ids[:1])
     if users:
         yield Breach(0, f"{sum(users.values())} sessions share prefixes that are not kept any more")
+
+
+def _prefix_breaches(memory: Memory) -> Iterator[Breach]:
+    """Kept prefixes stay within their number, two a lane, and within half of the smallest pool."""
+    entries = memory.prefix.entries
+    if len(entries) > memory.prefix.max_entries:
+        yield Breach(0, f"{len(entries)} prefixes are kept, at most {memory.prefix.max_entries} may be")
+    rows, half = sum(entry.count for entry in entries.values()), memory.total_rows() // 2
+    if rows > half:
+        yield Breach(0, f"prefixes keep {rows} tokens, more than half of the pool, {half}")
 
 
 def _pool_breaches(stage: int, pool: CellPool) -> Iterator[Breach]:

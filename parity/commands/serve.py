@@ -50,6 +50,13 @@ from parity.telemetry import step_log
     metavar="SECONDS",
     help="After SIGTERM, cancel what still runs after so long.",
 )
+@click.option(
+    "--contain",
+    "contained",
+    is_flag=True,
+    help="Run the engine in a process of its own: a model that ends it does not end the server. Sessions in "
+    "flight are computed again, and the third time in a row they end with an error.",
+)
 @telemetry_option
 def command(
     model: str,

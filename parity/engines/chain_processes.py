@@ -555,6 +555,7 @@ def _take_orders(control: Wire, orders: queue.SimpleQueue[dict[str, Any] | None]
 def main(arguments: list[str]) -> None:
     """Entry point of the process."""
     end_with(int(arguments[0]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the coordinator, which may drain first
     timeout_s = float(arguments[3])
     control, upstream, downstream = (
         Wire(socket.socket(fileno=int(fd)), timeout_s=timeout_s) if int(fd) >= 0 else None

@@ -78,13 +78,14 @@ def build_facts() -> dict[str, str]:
 
 
 class LlamaModel:
-    """Loaded weights. ``use_extra_bufts`` allows repacked weights (CPU back end)."""
+    """Loaded weights, or the vocabulary alone. ``use_extra_bufts`` allows repacked weights (CPU back end)."""
 
-    def __init__(self, path: Path, *, use_extra_bufts: bool = True) -> None:
+    def __init__(self, path: Path, *, use_extra_bufts: bool = True, vocab_only: bool = False) -> None:
         self._lib = lib = library()
         params = lib.llama_model_default_params()
         params.use_extra_bufts = use_extra_bufts
         params.n_gpu_layers = 0
+        params.vocab_only = vocab_only
         self.handle = lib.llama_model_load_from_file(str(path).encode(), params)
         if not self.handle:
             raise UsageError(

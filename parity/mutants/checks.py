@@ -4,10 +4,14 @@ fault that it notices without.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+import parity.checkers.conservation as conservation_module
 import parity.checkers.ends as ends_module
 import parity.checkers.identity as identity_module
 import parity.checkers.noise as noise_module
@@ -18,12 +22,17 @@ import scheduler.loop as loop_module
 from parity.checkers.ends import EndsChecker, ReproducibilityChecker, StreamChecker
 from parity.checkers.identity import Comparison
 from parity.engines.exact_memory import ExactPool
-from parity.history import Answer, Run
-from parity.mutants import cases, find_mutant
-from parity.mutants.mutant import Complaint, Killer, Place, Reach, Trial, mutant
-from parity.mutants.seam import in_method
-from parity.mutants.trials import complaints_of, run_real_case
-from parity.records import BITS, BYTES, Case, Finding, Verdict
+from parity.engines.pool import SamplingEngine
+from parity.history import Answer, Run, session_index
+from parity.mutants import cases, find_mutant, sharing_cases
+from parity.mutants.mutant import Complaint, Killer, Place, Plant, Reach, Trial, mutant
+from parity.mutants.seam import in_method, in_source
+from parity.mutants.trials import complaints_of, exact_trial, real_trial, run_real_case
+from parity.records import BITS, BYTES, Case, Fault, FaultKind, Finding, Verdict
+from parity.run.judge import LogitsRecorder
+from scheduler.engine import Batch
+from scheduler.memory import Memory
+from scheduler.records import SessionView
 
 
 def must_see(inner: str, killer: Killer, case: Case, *, place: Place = Place.EXACT) -> Trial:
@@ -357,3 +366,201 @@ def best_verdict_wins(original: Any, reach: Reach) -> Any:
         return Verdict.PASS if Verdict.PASS in verdicts else original.__func__(verdicts)
 
     return staticmethod(merge)
+
+
+# -- Faults that one comparison of a checker alone can see, and the checker without it.
+
+
+@mutant(
+    in_method(Memory, "retire"),
+    part="prefix",
+    killers=(Killer.CONSERVATION,),
+    trials=(exact_trial(sharing_cases.shared_prefix("llama")),),
+)
+def entry_in_use_for_ever(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A prefix goes on counting the sessions that shared it and have ended."""
+
+    def retire(self: Memory, request_id: str) -> None:
+        entry = self.residences[request_id].entry
+        original(self, request_id)
+        if entry is not None:
+            entry.users += 1
+            reach()
+
+    return retire
+
+
+@mutant(
+    in_method(Memory, "keep_prefix"),
+    part="prefix",
+    killers=(Killer.CONSERVATION,),
+    trials=(exact_trial(sharing_cases.shared_prefix("llama")),),
+)
+def prefix_under_an_id_that_is_free(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """A kept prefix is written down under another id than the one that holds its cells."""
+
+    def keep_prefix(self: Memory, view: SessionView) -> None:
+        known = len(self.prefix.entries)
+        original(self, view)
+        if len(self.prefix.entries) > known:
+            newest = next(reversed(self.prefix.entries.values()))
+            newest.seq_ids = tuple(min(pool.free_ids) for pool in self.pools)
+            reach()
+
+    return keep_prefix
+
+
+ShownRows = Callable[[Sequence[int], np.ndarray], None]
+
+
+def rows_shown(changes: Callable[[Any, str, int], bool]) -> Plant:
+    """A plant that moves the smallest logit of some rows by one unit in the last place; no token changes.
+    ``changes(observer, request id, position)`` says of which rows.
+    """
+
+    def make(original: Callable[..., ShownRows], reach: Reach) -> Callable[..., ShownRows]:
+        def sampler(self: SamplingEngine, batch: Batch, tokens: list[int | None]) -> ShownRows:
+            give = original(self, batch, tokens)
+
+            def give_changed(rows: Sequence[int], logits: np.ndarray) -> None:
+                logits = logits.copy()
+                for sample in batch.samples:
+                    if sample.row not in rows:
+                        continue
+                    if changes(self.observe_logits, sample.request_id, sample.position):
+                        row = logits[list(rows).index(sample.row)]
+                        row[row.argmin()] = np.nextafter(row.min(), np.float32(-np.inf))
+                        reach()
+                give(rows, logits)
+
+            return give_changed
+
+        return sampler
+
+    return in_method(SamplingEngine, "_sampler")(make)
+
+
+@mutant(
+    part="reproducibility",
+    killers=(Killer.REPRODUCIBILITY,),
+    trials=(real_trial(cases.mixed("llama")),),
+)
+@contextmanager
+def second_run_differs_in_its_last_bit(reach: Reach) -> Iterator[None]:
+    """The second run of a case has other logits than the first one, and the same tokens."""
+    runs: list[Any] = []
+
+    def is_second(observer: Any, request_id: str, position: int) -> bool:
+        if not any(observer is known for known in runs):
+            runs.append(observer)
+        return observer is not runs[0]
+
+    with rows_shown(is_second)(reach):
+        yield
+
+
+# A call is through and has shown its rows when the next one of its step fails: the step runs again.
+BROKEN_OFF_AFTER_A_SAMPLE = cases.case_of(
+    "llama",
+    (cases.session(81, 12, 8), cases.session(80, 70, 6)),
+    max_num_batched_tokens=100,
+    faults=(Fault(kind=FaultKind.DECODE_ERROR, step=0, call=2),),
+    prefix_cache=False,
+)
+
+
+@mutant(part="recovery", killers=(Killer.BITS,), trials=(real_trial(BROKEN_OFF_AFTER_A_SAMPLE),))
+@contextmanager
+def row_computed_again_differs_in_its_last_bit(reach: Reach) -> Iterator[None]:
+    """A row that is computed again after a step that broke off is another than before."""
+    seen: dict[int, set[tuple[str, int]]] = {}
+    kept: list[Any] = []  # so that no observer's number is given to another one
+
+    def is_again(observer: Any, request_id: str, position: int) -> bool:
+        kept.append(observer)
+        rows = seen.setdefault(id(observer), set())
+        was_seen = (request_id, position) in rows
+        rows.add((request_id, position))
+        return was_seen
+
+    with rows_shown(is_again)(reach):
+        yield
+
+
+@mutant(
+    lambda _: in_source(
+        conservation_module, "breaches_of", "entry.users != sharing", "entry.users < sharing"
+    ),
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(must_see("entry_in_use_for_ever", Killer.CONSERVATION, sharing_cases.shared_prefix("llama")),),
+)
+def users_of_a_prefix_may_be_too_many() -> None:
+    """Conservation asks whether a prefix counts too few users, not whether it counts others than it has."""
+
+
+@mutant(
+    lambda _: in_source(
+        conservation_module,
+        "breaches_of",
+        "sorted(ids) != sorted(pool.owners)",
+        "len(ids) != len(pool.owners)",
+    ),
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(
+        must_see(
+            "prefix_under_an_id_that_is_free", Killer.CONSERVATION, sharing_cases.shared_prefix("llama")
+        ),
+    ),
+)
+def owners_counted_and_not_compared() -> None:
+    """Conservation counts the sequences that sessions and prefixes hold, and does not ask which they are."""
+
+
+@mutant(
+    in_method(Run, "signature"),
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(
+        must_see(
+            "second_run_differs_in_its_last_bit",
+            Killer.REPRODUCIBILITY,
+            cases.mixed("llama"),
+            place=Place.REAL,
+        ),
+    ),
+)
+def second_run_compared_by_tokens_only(original: property, reach: Reach) -> property:
+    """The second run of a case may have other logits."""
+
+    def signature(self: Run) -> list[tuple]:
+        reach()
+        return [row[:3] for row in original.fget(self)]
+
+    return property(signature)
+
+
+@mutant(
+    in_method(LogitsRecorder, "__call__"),
+    part="checkers",
+    killers=(Killer.SELF_TEST,),
+    trials=(
+        must_see(
+            "row_computed_again_differs_in_its_last_bit",
+            Killer.BITS,
+            BROKEN_OFF_AFTER_A_SAMPLE,
+            place=Place.REAL,
+        ),
+    ),
+)
+def recorder_keeps_the_first_row(original: Callable[..., None], reach: Reach) -> Callable[..., None]:
+    """Of a position that is computed twice the first row is compared, which nobody was given."""
+
+    def record(self: LogitsRecorder, request_id: str, position: int, row: np.ndarray) -> None:
+        if position in self._rows.get(session_index(request_id), {}):
+            reach()
+        else:
+            original(self, request_id, position, row)
+
+    return record

@@ -308,3 +308,56 @@ def another_entry_pinned(original: Callable[..., Any], reach: Reach) -> Callable
             self.prefix.lookup = lookup
 
     return open_session
+
+
+def many_prompts(family: str, **settings: Any) -> Case:
+    """Prompts with nothing in common, one after the other: each leaves a prefix that may be kept."""
+    sessions = tuple(cases.session(300 + i, 20, 2, arrival_step=2 * i) for i in range(8))
+    return cases.case_of(family, sessions, **{"prefix_block_tokens": 4, **settings})
+
+
+def kept_without(limit: str, value: int) -> Callable[..., Any]:
+    """A fault: entries are kept as if ``limit`` of the cache or the pool were ``value``."""
+
+    def fault(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+        def make_room(self: Memory, count: int) -> bool:
+            entries = len(self.prefix.entries)
+            if limit == "entries":
+                most, self.prefix.max_entries = self.prefix.max_entries, value
+                kept = original(self, count)
+                self.prefix.max_entries = most
+                if kept and entries >= most:
+                    reach()
+                return kept
+            resident = sum(entry.count for entry in self.prefix.entries.values())
+            if resident + count <= self.total_rows() // 2:
+                return original(self, count)
+            reach()
+            return entries < self.prefix.max_entries and self._free_ids() >= value
+
+        return make_room
+
+    return fault
+
+
+@mutant(
+    lambda _: in_method(Memory, "_make_room_for_entry")(kept_without("entries", 1000)),
+    part="prefix",
+    killers=(Killer.CONSERVATION,),
+    trials=(exact_trial(many_prompts("llama", max_num_seqs=1, num_sequences=16, pool_cells=400)),),
+)
+def prefixes_without_number() -> None:
+    """More than two prefixes a lane are kept."""
+
+
+@mutant(
+    lambda _: in_method(Memory, "_make_room_for_entry")(kept_without("rows", 2)),
+    part="prefix",
+    killers=(Killer.CONSERVATION,),
+    trials=tuple(
+        exact_trial(many_prompts(family, num_sequences=16, pool_cells=100))
+        for family in ("llama", "qwen3next")
+    ),
+)
+def prefixes_in_the_whole_pool() -> None:
+    """Prefixes are kept in more than half of the pool."""

@@ -13,7 +13,7 @@ from parity.mutants.mutant import Complaint, Killer, Reach, Trial, mutant
 from parity.mutants.rows import DIFFERS, everywhere
 from parity.mutants.seam import ResultChange, in_method, in_results
 from parity.mutants.trials import exact_trial
-from parity.records import Case
+from parity.records import Case, Fault, FaultKind
 from scheduler.engine import Batch, Sample
 from scheduler.loop import Flight, Scheduler
 from scheduler.memory import Memory
@@ -25,6 +25,7 @@ from scheduler.records import (
     IterationPlan,
     IterationResult,
     Phase,
+    PreemptionCause,
     Refusal,
     Request,
     SessionState,
@@ -334,6 +335,34 @@ def cancel_in_flight_lost(original: Callable[..., Any], reach: Reach) -> Callabl
         original(self, flight, now_ms)
 
     return apply_late
+
+
+def cancelled_and_preempted(family: str) -> Case:
+    """A session that is cancelled with its row in flight, and preempted before that has returned."""
+    faults = (
+        Fault(kind=FaultKind.CANCEL, step=3, session=1, in_flight=True),
+        Fault(kind=FaultKind.PREEMPT, step=3, session=1, in_flight=True),
+    )
+    return cases.cancelled(family, faults=faults)
+
+
+@mutant(
+    in_method(Scheduler, "_suspend_when_landed"),
+    part="cancel",
+    killers=(Killer.ENDS,),
+    trials=on_exact(cancelled_and_preempted, cases.FAMILIES),
+)
+def preemption_overrules_a_cancel(original: Callable[..., Any], reach: Reach) -> Callable[..., Any]:
+    """What was asked last of a session in flight is done: a preemption, and its cancel is forgotten."""
+
+    def suspend(self: Scheduler, view: SessionView, now_ms: float, cause: PreemptionCause) -> None:
+        flight = self._flight_of(view.request_id)
+        if flight is not None and flight.late.get(view.request_id) == "cancel":
+            del flight.late[view.request_id]
+            reach()
+        original(self, view, now_ms, cause)
+
+    return suspend
 
 
 @mutant(

@@ -4,6 +4,7 @@ down, on whichever engine runs.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -60,6 +61,38 @@ def in_method(
         return plant
 
     return planting
+
+
+def in_source(module: Any, name: str, old: str, new: str) -> Plant:
+    """A plant that writes ``new`` for ``old`` in the source of a module's generator function ``name``.
+
+    A fault that is one comparison is planted as that and nothing else. It is reached where the function says
+    something else than it did. Raises ValueError unless ``old`` stands there once: the function was changed.
+    """
+
+    @contextmanager
+    def plant(reach: Reach) -> Iterator[None]:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            source = inspect.getsource(original)
+            if source.count(old) != 1:
+                raise ValueError(f"{old!r} stands {source.count(old)} times in {name}")
+            # Its globals are the module's own, so that what else is planted there is seen.
+            code = compile(f"from __future__ import annotations\n{source.replace(old, new)}", name, "exec")
+            made: dict[str, Any] = {}
+            exec(code, vars(module), made)
+
+            def faulty(*arguments: Any, **named: Any) -> Iterator[Any]:
+                said = [*made[name](*arguments, **named)]
+                if said != [*original(*arguments, **named)]:
+                    reach()
+                yield from said
+
+            return faulty
+
+        with replaced(module, name, make):
+            yield
+
+    return plant
 
 
 def in_results(

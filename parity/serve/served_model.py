@@ -5,15 +5,17 @@ and the bench both start from.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from parity.engines.chain_processes import ProcessChain
 from parity.engines.geometry import ids_per_sequence, spare_ids
 from parity.engines.llama import LlamaModel
 from parity.engines.numerics import NumericsProfile
 from parity.engines.pool import LlamaEngine, PoolContext
 from parity.engines.shards import in_shards
+from parity.engines.stage import StageSettings
 from parity.errors import UsageError
 from parity.models import ModelFile, resolve_model
 from parity.models.facts import ModelFacts, derive_facts, read_facts
@@ -37,7 +39,8 @@ class EngineSettings:
     (in ``streams``: per session); ``shards`` divide them, and the threads.
 
     ``flash_attention`` None takes what the layout's numerics use; anything else is for
-    measurements and may not be exact.
+    measurements and may not be exact. ``contained`` runs every shard's engine in a process of its own, which
+    is started anew when it ends.
     """
 
     model: str
@@ -56,6 +59,7 @@ class EngineSettings:
     n_threads: int = 2
     flash_attention: bool | None = None
     shards: int = 1
+    contained: bool = False
 
     @property
     def shard_cells(self) -> int:
@@ -105,7 +109,9 @@ class ServedModel:
         self.facts: ModelFacts = derive_facts(header)
         template = header.value("tokenizer.chat_template")
         self.chat_template: str | None = template if isinstance(template, str) else None
-        self.model = LlamaModel(file.path, use_extra_bufts=profile.use_extra_bufts)
+        self.model = LlamaModel(
+            file.path, use_extra_bufts=profile.use_extra_bufts, vocab_only=settings.contained
+        )
         self.steps = settings.step_limits()
         streams = settings.layout is Layout.STREAMS
         shadow = family.needs_shadow and not streams
@@ -121,22 +127,28 @@ class ServedModel:
             cell_bytes=self.row_bytes(),
         )
         threads = max(1, settings.n_threads // settings.shards)
-        self.pools = tuple(
-            PoolContext(
-                self.model,
-                layout=settings.layout,
-                num_sequences=num_sequences,
-                num_cells=settings.shard_cells + 2,
-                shadow=shadow,
-                recurrent=family.is_hybrid,
-                profile=profile,
-                kv_type=settings.kv_type,
-                n_threads=threads,
-                swa_full=family.engine.swa_full,
+        pool: dict[str, Any] = {
+            "layout": settings.layout,
+            "num_sequences": num_sequences,
+            "num_cells": settings.shard_cells + 2,
+            "shadow": shadow,
+            "recurrent": family.is_hybrid,
+            "profile": profile,
+            "kv_type": settings.kv_type,
+            "n_threads": threads,
+            "swa_full": family.engine.swa_full,
+        }
+        # The contexts of this process: none where every engine has a process of its own.
+        self.pools: tuple[PoolContext, ...] = ()
+        engines: Iterator[LlamaEngine | ProcessChain]
+        if settings.contained:
+            stage = StageSettings(
+                path=str(file.path), index=0, num_stages=1, start=0, stop=self.facts.n_layer, **pool
             )
-            for _ in range(settings.shards)
-        )
-        engines = map(LlamaEngine, self.pools)
+            engines = (ProcessChain([stage], restarts=True) for _ in range(settings.shards))
+        else:
+            self.pools = tuple(PoolContext(self.model, **pool) for _ in range(settings.shards))
+            engines = map(LlamaEngine, self.pools)
         side_by_side = settings.n_threads // threads
         self.engine = in_shards(settings.shards, lambda: next(engines), num_threads=side_by_side)
         self.engine.configure(self.limits)

@@ -99,6 +99,19 @@ def test_preemption_in_flight_keeps_the_step_and_a_cancel_overrules_it() -> None
     serving.check_all_as_alone()
 
 
+def test_cancel_in_flight_stands_although_the_session_is_preempted_before_its_step_returns() -> None:
+    serving = Serving()
+    serving.submit(request("a", 3, 5), request("b", 3, 5))
+    serving.step()
+    flight = serving.launch()
+    assert serving.scheduler.cancel("b", serving.now_ms)
+    serving.scheduler.preempt("b", serving.now_ms)
+    serving.commit(flight)
+    cancelled(serving, "b", 1)
+    serving.run()
+    serving.check_all_as_alone()
+
+
 def test_cancelled_generation_is_spent_and_its_successor_runs() -> None:
     serving = busy()
     serving.scheduler.cancel("d", serving.now_ms)

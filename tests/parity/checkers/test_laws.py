@@ -120,6 +120,20 @@ def test_users_of_a_kept_prefix_are_counted_both_ways(change: int) -> None:
     )
 
 
+def test_prefixes_that_are_as_many_and_as_large_as_they_may_be_are_no_breach_and_one_more_is() -> None:
+    memory = memory_in_use(sharing_cases.shared_prefix("llama"), steps=6)
+    count, rows = len(memory.prefix.entries), sum(e.count for e in memory.prefix.entries.values())
+    memory.prefix.max_entries = count
+    assert texts(memory) == []
+    memory.prefix.max_entries = count - 1
+    assert texts(memory) == [f"{count} prefixes are kept, at most {count - 1} may be"]
+    memory.prefix.max_entries = count
+    memory.total_rows = lambda: 2 * rows
+    assert texts(memory) == []
+    memory.total_rows = lambda: 2 * rows - 1
+    assert texts(memory) == [f"prefixes keep {rows} tokens, more than half of the pool, {rows - 1}"]
+
+
 def test_ranges_of_cells_are_half_read() -> None:
     assert ranges_of([1, 2, 3, 9, 11, 12]) == "1-3 9 11-12"
     assert ranges_of([]) == "none"
