@@ -71,7 +71,8 @@ def command(
     telemetry_path: Path | None,
     **options: Any,
 ) -> ExitCode:
-    """Serve MODEL at /v1/completions, /v1/chat/completions, /v1/models, /health and /metrics.
+    """Serve MODEL at /v1/completions, /v1/chat/completions, /v1/models, /health and /metrics, as
+    /openapi.json describes them.
 
     A queue that is full answers 429 with Retry-After; SIGTERM finishes what runs and exits.
     """

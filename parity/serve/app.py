@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from parity.serve.front import Front, Piece
 from parity.serve.metrics import Metrics
+from parity.serve.openapi import openapi_document
 from parity.serve.prompts import Prompts
 from parity.serve.requests import Ask, AskLimits, BadRequest, parse_json, read_ask
 from parity.serve.responses import DONE, Answer, server_sent
@@ -75,6 +76,7 @@ class Endpoint:
             exception_handlers={HTTPException: _http_error},
             routes=[
                 Route("/health", self.health),
+                Route("/openapi.json", keyed(self.openapi)),
                 Route("/metrics", keyed(self.metrics_text)),
                 Route("/v1/models", keyed(self.models)),
                 Route("/v1/completions", keyed(self.completions), methods=post),
@@ -120,6 +122,9 @@ class Endpoint:
 
     async def metrics_text(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(openapi_document())
 
     async def models(self, request: Request) -> Response:
         return JSONResponse(

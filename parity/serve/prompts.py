@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from parity.serve.requests import BadRequest, is_token, shown
+from parity.serve.requests import ROLES, BadRequest, is_token, shown
 from parity.serve.served_model import ServedModel
 from parity.serve.templates import TemplateRenderer, render
 
@@ -15,7 +15,6 @@ PLAIN_TEMPLATE = """\
 {{ message.role }}: {{ message.content }}
 {% endfor -%}
 assistant:"""
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class Prompts:

@@ -10,7 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from scheduler.records import Request, SamplingParams, ServiceLevel
 
@@ -124,6 +132,50 @@ Count = Annotated[int, Field(ge=1, le=2**31)]
 Alternatives = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 Milliseconds = Annotated[float, Field(ge=1e-3, le=1e12)]
 
+# Of fields that are checked by hand, for the OpenAPI document.
+ROLES = ("system", "developer", "user", "assistant", "tool")
+TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+PROMPT = {
+    "anyOf": [
+        {"type": "string"},
+        TOKENS,
+        {"type": "array", "items": {"anyOf": [{"type": "string"}, TOKENS]}, "minItems": 1, "maxItems": 1},
+    ]
+}
+TEXT_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+MESSAGES = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {
+            "role": {"enum": list(ROLES)},
+            "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": TEXT_PART}]},
+        },
+        "required": ["role", "content"],
+        "additionalProperties": {"type": "null"},
+    },
+}
+STOP_TEXT = {"type": "string", "minLength": 1}
+STOP = {
+    "anyOf": [
+        STOP_TEXT,
+        {"type": "array", "items": STOP_TEXT, "maxItems": MAX_STOPS},
+        {"type": "null"},
+    ]
+}
+LOGPROBS = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0, "maximum": MAX_TOP_LOGPROBS},
+        {"const": False},
+        {"type": "null"},
+    ]
+}
+
 
 class StreamOptions(BaseModel):
     """``include_usage`` adds a chunk with the counts at the end of a stream."""
@@ -160,7 +212,7 @@ class SharedFields(SchedulingFields):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**63)] | None = None
-    stop: Annotated[Any, AfterValidator(lambda value: _stops(value))] = None
+    stop: Annotated[Any, AfterValidator(lambda value: _stops(value)), WithJsonSchema(STOP)] = None
     stop_token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
@@ -171,9 +223,11 @@ class SharedFields(SchedulingFields):
 class CompletionFields(SharedFields):
     """Fields of /v1/completions; ``prompt`` is checked where it is tokenised."""
 
-    prompt: Any = None
+    prompt: Annotated[Any, WithJsonSchema(PROMPT)] = None
     logprobs: Annotated[
-        Alternatives | None, BeforeValidator(lambda given: None if given is False else given)
+        Alternatives | None,
+        BeforeValidator(lambda given: None if given is False else given),
+        WithJsonSchema(LOGPROBS),
     ] = None
 
     @property
@@ -188,7 +242,7 @@ class CompletionFields(SharedFields):
 class ChatFields(SharedFields):
     """Fields of /v1/chat/completions; ``messages`` are checked where they are rendered."""
 
-    messages: Any = None
+    messages: Annotated[Any, WithJsonSchema(MESSAGES)] = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     max_completion_tokens: Count | None = None

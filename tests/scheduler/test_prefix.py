@@ -233,3 +233,18 @@ def test_a_share_that_is_cut_short_pins_the_entry_that_admission_counted() -> No
 
     assert memory.open(view, 3)
     assert memory.residences["late"].entry is entry
+
+
+def test_nothing_is_shared_while_sharing_stands_in_the_way_although_it_is_resident() -> None:
+    serving = Serving(prefix_block_tokens=4)
+    serving.submit(request("donor", ROOT, 3))
+    serving.step()
+    serving.submit(request("heir", (*ROOT, 1), 3))
+    memory = serving.scheduler.memory
+    assert cached(serving, "heir") == len(ROOT)
+    memory.allow_sharing(False)
+    memory.begin_step()
+    assert cached(serving, "heir") == 0
+    memory.allow_sharing(True)
+    memory.begin_step()
+    assert cached(serving, "heir") == len(ROOT)

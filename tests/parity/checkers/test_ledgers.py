@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -280,3 +281,17 @@ def test_a_resumed_session_finds_no_prefix_hit() -> None:
     assert sum(record.prefix_hits for record in records) == 1
     assert sum(record.prefix_misses for record in records) == 1
     assert sum(record.prefix_tokens_saved for record in records) == 7
+
+
+@pytest.mark.parametrize(
+    ("key", "is_logical"),
+    [(True, True), (3, True), (1.5, True), ("s1", True), (Fraction(1, 3), True), ((1, 2.5), True)]
+    + [(None, False), (object(), False), ((1, None), False)],
+)
+def test_sessions_are_ordered_by_comparable_keys_and_by_no_address(
+    failing_run: Replay, key: Any, is_logical: bool
+) -> None:
+    first = failing_run.run.trace[0]
+    flight = replace(first.flight, plan=replace(first.flight.plan, order=(key,)))
+    run = Run(failing_run.run.case, trace=[replace(first, flight=flight)])
+    assert (check_logical_plans(run) == []) is is_logical

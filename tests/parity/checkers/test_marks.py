@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from parity.cases.strategies import landmark
-from parity.checkers.marks import MARKS, count_marks
+from parity.checkers.marks import MARKS, count_marks, possible_marks
 from parity.checkers.residence import StageMemory, facts_of
 from parity.history import Run
 from parity.mutants import cases, sharing_cases
+from parity.mutants.in_flight import overlapped
 from parity.records import Case, Fault, FaultKind
 from parity.run.runner import drive_exact, exact_engine
 from scheduler.engine import PAD_ROW, Call, MemoryOp, OpKind
@@ -129,3 +130,32 @@ def test_copies_between_streams_have_cells_of_their_own() -> None:
     memory.apply(MemoryOp(OpKind.COPY, 2, source=1))
     assert memory.rows[1].keys() == memory.rows[2].keys()
     assert not set(memory.rows[1].values()) & set(memory.rows[2].values())
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+@pytest.mark.parametrize("pads", [False, True])
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("in_shards", [False, True])
+def test_marks_that_a_run_cannot_have_are_not_asked_of_it(
+    layout: Layout, pads: bool, overlaps: bool, in_shards: bool
+) -> None:
+    possible = possible_marks(layout, pads=pads, overlaps=overlaps, in_shards=in_shards)
+    impossible = {
+        "padded_call": not (pads and layout is Layout.UNIFIED),
+        "overlapped": not overlaps,
+        "sharded": not in_shards,
+        "moved": not in_shards,
+    }
+    assert possible == tuple(mark for mark in MARKS if not impossible.get(mark, False))
+
+
+def test_tokens_overlap_where_steps_are_in_flight_together_and_nowhere_else() -> None:
+    run = run_of(overlapped("llama"))
+    busy = [traced.step for traced in run.trace if traced.flight.plan.chunks]
+    late = [
+        any(emitted < step <= given for step in busy)
+        for session, steps in run.emitted_at.items()
+        for emitted, given in zip(steps, run.given_at[session], strict=True)
+    ]
+    assert count_marks(run)["overlapped"] == sum(late) and 0 < sum(late) < len(late)
+    assert count_marks(run_of(overlapped("llama", steps_in_flight=1)))["overlapped"] == 0
